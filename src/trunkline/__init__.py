@@ -1,0 +1,1 @@
+"""One durable event bus: a log of records, and a cursor per group."""

@@ -1,0 +1,240 @@
+"""What is stored: an event, and the record it becomes once it has a place in a log.
+
+One value serves every door. Its JSON names are those of the folder's ``meta`` object, so the bytes
+on disk are this struct and nothing in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+import msgspec
+
+from trunkline.errors import InvalidEvent
+from trunkline.options import Limits
+from trunkline.topics import check_space, check_topic
+
+PRIORITIES: Final = ("critical", "high", "normal", "low")
+RANK: Final = {name: rank for rank, name in enumerate(PRIORITIES)}
+BANDS: Final = ("GREEN", "AMBER", "RED", "BLACK")
+Priority = Literal["critical", "high", "normal", "low"]
+Band = Literal["GREEN", "AMBER", "RED", "BLACK"]
+
+_random = random.Random(os.urandom(16))
+_stamp: tuple[int, str, str, Iterator[int]] = (0, "", "", iter(()))
+
+
+def _forget() -> None:
+    global _stamp
+    _random.seed(os.urandom(16))
+    _stamp = (0, "", "", iter(()))
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def new_id() -> str:
+    """A UUID of version 7 that sorts by the time it was made: 48 bits of milliseconds, 12 bits of
+    counter within one millisecond, 62 random bits.
+    """
+    global _stamp
+    ms = time.time_ns() // 1_000_000
+    made, head, tail, counter = _stamp
+    count = next(counter, 4096) if ms == made else 4096
+    if count > 4095:
+        bits = f"{0x8000_0000_0000_0000 | _random.getrandbits(62):016x}"
+        head, tail = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7", f"-{bits[:4]}-{bits[4:]}"
+        counter = itertools.count(1)
+        _stamp = (ms, head, tail, counter)
+        count = 0
+    return f"{head}{count:03x}{tail}"
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Event(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={
+        "id": "event_id",
+        "space": "space_id",
+        "trace": "trace_id",
+        "ttl_s": "ttl_sec",
+    },
+):
+    """What a producer hands over. ``payload`` is any JSON value."""
+
+    id: str = msgspec.field(default_factory=new_id)
+    ts: datetime = msgspec.field(default_factory=_utc_now)
+    topic: str
+    type: str | None = None
+    space: str | None = None
+    actor: str | None = None
+    subject: str | None = None
+    key: str | None = None
+    idem_key: str | None = None
+    trace: str | None = None
+    ttl_s: float | None = None
+    priority: Priority = "normal"
+    not_before: datetime | None = None
+    band: Band = "GREEN"
+    caps: tuple[str, ...] = ()
+    cause: str | None = None
+    headers: dict[str, str] = {}
+    payload: Any = None  # last: the line codec splits the encoded struct in front of it
+
+
+class Record(msgspec.Struct, frozen=True):
+    """An event with its place: ``offset`` counts from 1 within one topic and partition."""
+
+    event: Event
+    partition: int
+    offset: int
+
+    @property
+    def topic(self) -> str:
+        return self.event.topic
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What a producer gets back. ``durability`` says what the acknowledgement is worth:
+    ``fsync`` survives a power cut, ``os`` a crash of the process, ``none`` neither.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    id: str
+    duplicate: bool = False
+    durability: str = "fsync"
+
+
+_TEXT_FIELDS = ("type", "actor", "subject", "key", "idem_key", "trace", "cause")
+
+
+def check_event(event: Event, limits: Limits) -> None:
+    """Raise ``InvalidEvent`` or ``InvalidName`` unless every field holds what it may hold."""
+    if type(event) is not Event:
+        raise InvalidEvent(f"an Event was expected, not {type(event).__name__}")
+    check_topic(event.topic) if isinstance(event.topic, str) else check_text("topic", event.topic)
+    for name in _TEXT_FIELDS:
+        value = getattr(event, name)
+        if value is not None:
+            check_text(name, value, limits.text_bytes)
+    check_text("id", event.id, limits.text_bytes)
+    if not event.id:
+        raise InvalidEvent("an id is not empty", field="id")
+    if event.space is not None:
+        check_space(event.space)
+    if event.priority not in RANK or event.band not in BANDS:
+        raise InvalidEvent(
+            f"unknown priority or band: {event.priority!r}, {event.band!r}",
+            hint=f"priorities: {', '.join(PRIORITIES)}; bands: {', '.join(BANDS)}",
+        )
+    if event.ttl_s is not None and not _is_span(event.ttl_s):
+        raise InvalidEvent(f"ttl_s is a number of seconds, not {event.ttl_s!r}", field="ttl_s")
+    for name in ("ts", "not_before"):
+        when = getattr(event, name)
+        if when is not None and not (isinstance(when, datetime) and when.tzinfo is not None):
+            raise InvalidEvent(f"{name} is a datetime with a time zone, not {when!r}", field=name)
+    if event.headers:
+        _check_headers(event.headers, limits)
+    if event.caps != () and not (
+        isinstance(event.caps, tuple | list) and all(isinstance(c, str) for c in event.caps)
+    ):
+        raise InvalidEvent("caps is a list of names", field="caps")
+
+
+def check_text(name: str, value: Any, bytes_max: int = 1024) -> None:
+    if not isinstance(value, str):
+        raise InvalidEvent(f"{name} is text, not {type(value).__name__}", field=name)
+    try:
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidEvent(f"{name} is not valid Unicode: {error}", field=name) from None
+    if size > bytes_max:
+        raise InvalidEvent(f"{name} is {size} bytes long, {bytes_max} are allowed", field=name)
+
+
+def _is_span(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15
+
+
+def _check_headers(headers: Any, limits: Limits) -> None:
+    if not isinstance(headers, dict):
+        raise InvalidEvent("headers is a mapping of text to text", field="headers")
+    if len(headers) > limits.headers:
+        raise InvalidEvent(
+            f"{len(headers)} headers, {limits.headers} are allowed", field="headers"
+        )
+    for name, value in headers.items():
+        check_text("a header's name", name, limits.header_bytes)
+        check_text(f"header {name!r}", value, limits.header_bytes)
+
+
+_encode = msgspec.json.Encoder().encode
+_PAYLOAD = b',"payload":'
+
+
+def encode_event(event: Event, limits: Limits) -> bytes:
+    """The event as the two members ``"meta":{…},"payload":…`` of a log line.
+
+    Raises ``InvalidEvent`` for what is no JSON value, too large or too deep.
+    """
+    try:
+        whole = _encode(event)
+        payload = event.payload
+        if payload is None:
+            meta, tail = whole[:-1], b"null}"
+        elif "payload" in event.headers:
+            tail = _encode(payload) + b"}"
+            meta = whole[: -len(tail) - len(_PAYLOAD)]
+        else:
+            meta, _, tail = whole.partition(_PAYLOAD)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise InvalidEvent(f"the payload is no JSON value: {error}", field="payload") from error
+    if len(whole) > limits.record_bytes:
+        raise InvalidEvent(
+            f"the record is {len(whole)} bytes long, {limits.record_bytes} are allowed",
+            size=len(whole),
+            hint="store the bulk elsewhere and publish a reference",
+        )
+    # Both are rare, and a walk in Python costs more than the encoding: look only on a sign of them.
+    if b"null" in tail or tail.count(b"[") + tail.count(b"{") > limits.depth:
+        check_value(payload, limits.depth)
+    return b'"meta":%b},"payload":%b' % (meta, tail[:-1])
+
+
+def check_value(value: Any, depth_max: int) -> None:
+    """Refuse NaN and infinities, which JSON cannot hold, and nesting below ``depth_max``."""
+    stack: list[tuple[Any, int]] = [(value, 1)]
+    while stack:
+        item, depth = stack.pop()
+        if isinstance(item, float):
+            if item != item or item in (float("inf"), float("-inf")):
+                raise InvalidEvent(f"the payload holds {item}, which JSON cannot", field="payload")
+        elif isinstance(item, dict | list | tuple):
+            if depth > depth_max:
+                raise InvalidEvent(
+                    f"the payload is nested deeper than {depth_max}", field="payload"
+                )
+            children = item.values() if isinstance(item, dict) else item
+            stack.extend((child, depth + 1) for child in children)
+
+
+def decode_payload(text: bytes | str) -> Any:
+    """Parse JSON from outside; ``InvalidEvent`` for anything that is not JSON."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise InvalidEvent(f"not JSON: {error}", field="payload") from error

@@ -1,0 +1,129 @@
+"""Every option, once: one frozen value per concept, its defaults and bounds here and nowhere else.
+
+What belongs to a topic or a group is stored with it; a conflicting redefinition is an error.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from trunkline.errors import InvalidOption
+
+MIB = 1024 * 1024
+
+Durability = Literal["fsync", "os", "none"]
+Ordering = Literal["key", "partition", "none"]
+TtlPolicy = Literal["drop", "dlq", "deliver"]
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+Interval = Annotated[float, Meta(ge=0.001)]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base of all options: a wrong type, value or name raises ``InvalidOption``."""
+
+    def __post_init__(self) -> None:
+        for name, kind in _kinds(type(self)).items():
+            value = getattr(self, name)
+            try:
+                msgspec.convert(value, kind)
+            except msgspec.ValidationError as error:
+                raise InvalidOption(f"{name}={value!r}: {error}", name=name, value=value) from None
+
+
+@cache
+def _kinds(cls: type[Options]) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
+T = TypeVar("T", bound=Options)
+
+
+def make(cls: type[T], values: dict[str, Any]) -> T:
+    """Build ``cls`` from plain values, as read from a file, a URL or keyword arguments."""
+    try:
+        return msgspec.convert(values, cls)
+    except msgspec.ValidationError as error:
+        known = ", ".join(cls.__struct_fields__)
+        raise InvalidOption(f"{cls.__name__}: {error}", hint=f"known options: {known}") from error
+
+
+def changed(options: Options) -> dict[str, Any]:
+    """The options that differ from their defaults."""
+    defaults = msgspec.structs.asdict(type(options)())
+    return {k: v for k, v in msgspec.structs.asdict(options).items() if v != defaults[k]}
+
+
+class Limits(Options, frozen=True):
+    """How large one event may be."""
+
+    record_bytes: Positive = 1 * MIB
+    depth: Positive = 64
+    headers: Count = 64
+    header_bytes: Positive = 1024
+    text_bytes: Positive = 1024  # type, key, actor, subject, idem_key, trace, cause: each
+
+
+class TopicOptions(Options, frozen=True):
+    """What belongs to a topic. Stored in ``topics.json``."""
+
+    partitions: Annotated[int, Meta(ge=1, le=1024)] = 1
+    durability: Durability = "fsync"
+    segment_bytes: Annotated[int, Meta(ge=MIB, le=100 * MIB)] = 64 * MIB
+    segment_records: Positive | None = None
+    compress: bool = False
+    dedup_window_s: Seconds = 0.0
+    dedup_keys: Positive = 100_000
+    ttl_policy: TtlPolicy = "drop"
+    retention_age_s: Seconds | None = None
+    retention_bytes: Count | None = None
+    retention_records: Count | None = None
+    retain_unsettled: bool = True
+    compact: bool = False
+
+
+class GroupOptions(Options, frozen=True):
+    """What belongs to a group: its durable policy. Stored with the group."""
+
+    ack_timeout_s: Interval = 30.0
+    max_retries: Count = 5
+    backoff_base_s: Seconds = 0.5
+    backoff_mult: Annotated[float, Meta(ge=1)] = 2.0
+    backoff_max_s: Seconds = 30.0
+    ordering: Ordering = "key"
+    aging_s: Interval = 5.0
+    lookahead: Positive = 4096
+
+
+class Flow(Options, frozen=True):
+    """What belongs to one subscription, for as long as it lives."""
+
+    max_inflight: Positive = 100
+
+
+class StoreOptions(Options, frozen=True):
+    """What belongs to one opening of a store."""
+
+    limits: Limits = Limits()
+    create: bool = True
+    lock_timeout_s: Interval = 10.0
+    on_full: Literal["raise", "wait"] = "raise"
+    reserve_bytes: Count = 1 * MIB
+    index_bytes: Annotated[int, Meta(ge=1024)] = 128 * 1024
+    poll_s: Interval = 0.1
+    journal_sync_s: Seconds = 1.0
+    snapshot_bytes: Annotated[int, Meta(ge=1024)] = 4 * MIB
+    allow_network: bool = False
+
+
+class BusOptions(Options, frozen=True):
+    """What belongs to one bus."""
+
+    drain_timeout_s: Seconds = 5.0
+    publish_inflight: Positive = 10_000

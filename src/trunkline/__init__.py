@@ -1,1 +1,144 @@
-"""One durable event bus: a log of records, and a cursor per group."""
+"""One durable event bus: a log of records, and a cursor per group.
+
+::
+
+    async with trunkline.connect("file:.bus") as bus:
+        await bus.publish("orders", {"id": 1}, key="c42")
+        async with bus.subscribe("orders", group="billing") as deliveries:
+            async for delivery in deliveries:
+                await delivery.ack()
+
+Importing this module imports next to nothing: each name brings its module when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trunkline.bus import Bus, Delivery, Subscription
+    from trunkline.buses import connect
+    from trunkline.clock import Clock, SystemClock
+    from trunkline.errors import (
+        Closed,
+        Conflict,
+        Corrupt,
+        Denied,
+        Duplicate,
+        FatalError,
+        Invalid,
+        InvalidEvent,
+        InvalidFilter,
+        InvalidName,
+        InvalidOption,
+        LockTimeout,
+        NoBus,
+        NotFound,
+        OutOfRange,
+        Reject,
+        Retry,
+        StorageError,
+        StorageFull,
+        TrunklineError,
+        UnsupportedFormat,
+    )
+    from trunkline.event import Event, Receipt, Record
+    from trunkline.options import BusOptions, Flow, GroupOptions, Limits, StoreOptions, TopicOptions
+    from trunkline.store import Store, open_store
+    from trunkline.sync import open
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "trunkline.bus": ("Bus", "Delivery", "Subscription"),
+    "trunkline.buses": ("connect",),
+    "trunkline.sync": ("open",),
+    "trunkline.clock": ("Clock", "SystemClock"),
+    "trunkline.event": ("Event", "Receipt", "Record"),
+    "trunkline.store": ("Store", "open_store"),
+    "trunkline.options": (
+        "BusOptions",
+        "Flow",
+        "GroupOptions",
+        "Limits",
+        "StoreOptions",
+        "TopicOptions",
+    ),
+    "trunkline.errors": (
+        "TrunklineError",
+        "Invalid",
+        "InvalidEvent",
+        "InvalidFilter",
+        "InvalidName",
+        "InvalidOption",
+        "NoBus",
+        "NotFound",
+        "OutOfRange",
+        "Conflict",
+        "Duplicate",
+        "StorageError",
+        "Corrupt",
+        "StorageFull",
+        "LockTimeout",
+        "UnsupportedFormat",
+        "Closed",
+        "Denied",
+        "Retry",
+        "Reject",
+        "FatalError",
+    ),
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "connect",
+    "open",
+    "Event",
+    "Record",
+    "Receipt",
+    "Bus",
+    "Delivery",
+    "Subscription",
+    "Store",
+    "open_store",
+    "Clock",
+    "SystemClock",
+    "BusOptions",
+    "Flow",
+    "GroupOptions",
+    "Limits",
+    "StoreOptions",
+    "TopicOptions",
+    "TrunklineError",
+    "Invalid",
+    "InvalidEvent",
+    "InvalidFilter",
+    "InvalidName",
+    "InvalidOption",
+    "NoBus",
+    "NotFound",
+    "OutOfRange",
+    "Conflict",
+    "Duplicate",
+    "StorageError",
+    "Corrupt",
+    "StorageFull",
+    "LockTimeout",
+    "UnsupportedFormat",
+    "Closed",
+    "Denied",
+    "Retry",
+    "Reject",
+    "FatalError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE.get(name)
+    if module is None:
+        raise AttributeError(f"module 'trunkline' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
 
 class Clock(Protocol):
+    """Wall time, monotonic time and timers."""
+
     def now(self) -> datetime: ...
 
     def monotonic(self) -> float: ...
 
     async def sleep(self, seconds: float) -> None: ...
 
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Handle: ...
+
     @property
     def boot(self) -> str: ...
+
+
+class Handle(Protocol):
+    def cancel(self) -> None: ...
 
 
 def _boot_id() -> str:
@@ -36,7 +45,11 @@ class SystemClock:
     """The machine's clock. Monotonic readings are comparable between processes of one boot."""
 
     def __init__(self) -> None:
-        self.boot = _boot_id()
+        self._boot = _boot_id()
+
+    @property
+    def boot(self) -> str:
+        return self._boot
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -46,3 +59,6 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Handle:
+        return asyncio.get_running_loop().call_later(seconds, callback)

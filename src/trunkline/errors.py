@@ -136,7 +136,7 @@ class Denied(TrunklineError):
     """Access was denied."""
 
 
-class HandlerSignal(Exception):  # noqa: N818 -- a handler raises it to say something, not to fail
+class HandlerSignal(Exception):
     """What a handler raises on purpose."""
 
 
@@ -146,6 +146,9 @@ class Retry(HandlerSignal):
     def __init__(self, delay_s: float | None = None, reason: str = "") -> None:
         super().__init__(reason or "retry asked for")
         self.delay_s = delay_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.delay_s, str(self))
 
 
 class Reject(HandlerSignal):

@@ -12,7 +12,10 @@ import random
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
 from typing import Any, Final, Literal
+from uuid import UUID
 
 import msgspec
 
@@ -126,7 +129,7 @@ def check_event(event: Event, limits: Limits) -> None:
     """Raise ``InvalidEvent`` or ``InvalidName`` unless every field holds what it may hold."""
     if type(event) is not Event:
         raise InvalidEvent(f"an Event was expected, not {type(event).__name__}")
-    check_topic(event.topic) if isinstance(event.topic, str) else check_text("topic", event.topic)
+    check_topic(event.topic)
     for name in _TEXT_FIELDS:
         value = getattr(event, name)
         if value is not None:
@@ -136,18 +139,17 @@ def check_event(event: Event, limits: Limits) -> None:
         raise InvalidEvent("an id is not empty", field="id")
     if event.space is not None:
         check_space(event.space)
-    if event.priority not in RANK or event.band not in BANDS:
+    if event.priority not in PRIORITIES or event.band not in BANDS:
         raise InvalidEvent(
             f"unknown priority or band: {event.priority!r}, {event.band!r}",
             hint=f"priorities: {', '.join(PRIORITIES)}; bands: {', '.join(BANDS)}",
         )
     if event.ttl_s is not None and not _is_span(event.ttl_s):
         raise InvalidEvent(f"ttl_s is a number of seconds, not {event.ttl_s!r}", field="ttl_s")
-    for name in ("ts", "not_before"):
-        when = getattr(event, name)
-        if when is not None and not (isinstance(when, datetime) and when.tzinfo is not None):
-            raise InvalidEvent(f"{name} is a datetime with a time zone, not {when!r}", field=name)
-    if event.headers:
+    _check_time("ts", event.ts)
+    if event.not_before is not None:
+        _check_time("not_before", event.not_before)
+    if event.headers != {} or type(event.headers) is not dict:
         _check_headers(event.headers, limits)
     if event.caps != () and not (
         isinstance(event.caps, tuple | list) and all(isinstance(c, str) for c in event.caps)
@@ -166,6 +168,11 @@ def check_text(name: str, value: Any, bytes_max: int = 1024) -> None:
         raise InvalidEvent(f"{name} is {size} bytes long, {bytes_max} are allowed", field=name)
 
 
+def _check_time(name: str, when: Any) -> None:
+    if not (isinstance(when, datetime) and when.tzinfo is not None):
+        raise InvalidEvent(f"{name} is a datetime with a time zone, not {when!r}", field=name)
+
+
 def _is_span(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15
 
@@ -174,14 +181,13 @@ def _check_headers(headers: Any, limits: Limits) -> None:
     if not isinstance(headers, dict):
         raise InvalidEvent("headers is a mapping of text to text", field="headers")
     if len(headers) > limits.headers:
-        raise InvalidEvent(
-            f"{len(headers)} headers, {limits.headers} are allowed", field="headers"
-        )
+        raise InvalidEvent(f"{len(headers)} headers, {limits.headers} are allowed", field="headers")
     for name, value in headers.items():
         check_text("a header's name", name, limits.header_bytes)
         check_text(f"header {name!r}", value, limits.header_bytes)
 
 
+_SCALARS = (str, int, bool, bytes, bytearray, type(None), datetime, Enum, UUID, Decimal)
 _encode = msgspec.json.Encoder().encode
 _PAYLOAD = b',"payload":'
 
@@ -223,13 +229,16 @@ def check_value(value: Any, depth_max: int) -> None:
         if isinstance(item, float):
             if item != item or item in (float("inf"), float("-inf")):
                 raise InvalidEvent(f"the payload holds {item}, which JSON cannot", field="payload")
-        elif isinstance(item, dict | list | tuple):
+        elif isinstance(item, dict | list | tuple | set | frozenset):
             if depth > depth_max:
                 raise InvalidEvent(
                     f"the payload is nested deeper than {depth_max}", field="payload"
                 )
             children = item.values() if isinstance(item, dict) else item
             stack.extend((child, depth + 1) for child in children)
+        elif not isinstance(item, _SCALARS):
+            # A struct, dataclass or the like: look at its plain form.
+            stack.append((msgspec.to_builtins(item), depth))
 
 
 def decode_payload(text: bytes | str) -> Any:

@@ -15,7 +15,7 @@ from trunkline.errors import InvalidOption
 
 MIB = 1024 * 1024
 
-Durability = Literal["fsync", "os", "none"]
+Durability = Literal["fsync", "os"]
 Ordering = Literal["key", "partition", "none"]
 TtlPolicy = Literal["drop", "dlq", "deliver"]
 
@@ -113,11 +113,14 @@ class StoreOptions(Options, frozen=True):
     limits: Limits = Limits()
     create: bool = True
     lock_timeout_s: Interval = 10.0
+    publish_inflight: Positive = 10_000
+    inline_commit_s: Seconds = 0.002
     on_full: Literal["raise", "wait"] = "raise"
     reserve_bytes: Count = 1 * MIB
     index_bytes: Annotated[int, Meta(ge=1024)] = 128 * 1024
     poll_s: Interval = 0.1
-    journal_sync_s: Seconds = 1.0
+    journal_sync_s: Interval = 1.0
+    upkeep_s: Interval = 30.0
     snapshot_bytes: Annotated[int, Meta(ge=1024)] = 4 * MIB
     allow_network: bool = False
 
@@ -126,4 +129,3 @@ class BusOptions(Options, frozen=True):
     """What belongs to one bus."""
 
     drain_timeout_s: Seconds = 5.0
-    publish_inflight: Positive = 10_000

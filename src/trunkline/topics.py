@@ -25,7 +25,7 @@ _PATTERN = re.compile(rf"(?:{_TOKEN}|\*)(?:\.(?:{_TOKEN}|\*))*(?:\.>)?|>")
 def _check(kind: str, name: object, shape: re.Pattern[str]) -> str:
     if not isinstance(name, str):
         raise InvalidName(f"a {kind} name is text, not {type(name).__name__}", name=name)
-    if not shape.fullmatch(name) or "__" in name or len(name) > NAME_BYTES_MAX:
+    if not _fits(name, shape):
         raise InvalidName(
             f"not a {kind} name: {name[:80]!r}",
             name=name,
@@ -36,11 +36,14 @@ def _check(kind: str, name: object, shape: re.Pattern[str]) -> str:
 
 
 @lru_cache(maxsize=4096)
+def _fits(name: str, shape: re.Pattern[str]) -> bool:
+    return bool(shape.fullmatch(name)) and "__" not in name and len(name) <= NAME_BYTES_MAX
+
+
 def check_topic(name: str) -> str:
     return _check("topic", name, _NAME)
 
 
-@lru_cache(maxsize=4096)
 def check_group(name: str) -> str:
     _check("group", name, _NAME)
     if name.startswith("_"):
@@ -52,12 +55,10 @@ def check_consumer(name: str) -> str:
     return _check("consumer", name, _NAME)
 
 
-@lru_cache(maxsize=4096)
 def check_space(name: str) -> str:
     return _check("space", name, _SPACE)
 
 
-@lru_cache(maxsize=4096)
 def check_pattern(pattern: str) -> str:
     """A topic, or a NATS pattern: ``*`` stands for one token, a last ``>`` for one or more."""
     return _check("topic or pattern", pattern, _PATTERN)

@@ -1,0 +1,236 @@
+"""What every line of the benchmark shares: the registry, the measuring loops, the events.
+
+A line is one decorated coroutine that returns two numbers, ours and theirs; the goal is a bound on
+their quotient. Rates are taken in short alternating turns and reported as medians, latencies are
+pooled over interleaved bursts, so that a busy moment of the machine meets both sides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import os
+import random
+import shutil
+import statistics
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import msgspec
+
+TOPIC = "orders"
+EVENT_BYTES = 400
+_COMPARE = {">=": operator.ge, "<=": operator.le}
+
+
+class Pair(NamedTuple):
+    ours: float
+    theirs: float
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table and one object of ``results/latest.json``."""
+
+    name: str
+    ours: float
+    against: str
+    theirs: float
+    unit: str
+    ratio: float
+    goal: str
+    met: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    name: str
+    against: str
+    unit: str
+    goal: str
+    measure: Callable[[Run], Awaitable[Pair]]
+
+    def judge(self, pair: Pair) -> Result:
+        ratio = pair.ours / pair.theirs if pair.theirs else 0.0
+        word, bound = self.goal.split()
+        return Result(
+            name=self.name,
+            ours=_rounded(pair.ours),
+            against=self.against,
+            theirs=_rounded(pair.theirs),
+            unit=self.unit,
+            ratio=_rounded(ratio),
+            goal=self.goal,
+            met=bool(_COMPARE[word](ratio, float(bound))),
+        )
+
+
+def _rounded(value: float) -> float:
+    return round(value, 1) if value >= 1000 else float(f"{value:.4g}")
+
+
+LINES: dict[str, Line] = {}
+
+
+def line(
+    name: str, *, against: str, unit: str, goal: str
+) -> Callable[[Callable[[Run], Awaitable[Pair]]], Callable[[Run], Awaitable[Pair]]]:
+    """Add a line to the table. ``goal`` bounds ours / theirs: ``">= 0.40"`` or ``"<= 3"``."""
+
+    def add(measure: Callable[[Run], Awaitable[Pair]]) -> Callable[[Run], Awaitable[Pair]]:
+        if name in LINES:
+            raise ValueError(f"two lines are named {name}")
+        LINES[name] = Line(name=name, against=against, unit=unit, goal=goal, measure=measure)
+        return measure
+
+    return add
+
+
+def lines_named(only: str | None) -> list[Line]:
+    """The line of that name, else those whose name starts with it; all of them without a name."""
+    if not only:
+        return list(LINES.values())
+    if only in LINES:
+        return [LINES[only]]
+    return [line for name, line in LINES.items() if name.startswith(only)]
+
+
+class MissingPeerError(Exception):
+    """A peer is not installed."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of the benchmark: where its files go, how long it measures, what lines share."""
+
+    folder: Path
+    quick: bool = False
+    _made: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return 0.2 if self.quick else 1.5
+
+    @property
+    def rounds(self) -> int:
+        return 1 if self.quick else 5
+
+    def count(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    def fresh(self) -> Path:
+        """A new empty folder of this run's own."""
+        return Path(tempfile.mkdtemp(dir=self.folder))
+
+    async def once(self, name: str, build: Callable[[Path], Awaitable[None]]) -> Path:
+        """A folder that several lines share, built by the first that asks for it."""
+        if name not in self._made:
+            folder = self.fresh()
+            await build(folder)
+            self._made[name] = folder
+        return self._made[name]
+
+
+async def alternate(
+    run: Run, ours: Callable[[float], Awaitable[float]], theirs: Callable[[float], Awaitable[float]]
+) -> Pair:
+    """The median rate of each side, measured in turns after one short turn of warming up.
+
+    Each turn starts with clean page caches, so that no side pays for what the other left unwritten.
+    """
+    rates: dict[Callable[[float], Awaitable[float]], list[float]] = {ours: [], theirs: []}
+    for side in rates:
+        await side(run.seconds / 4)
+    for turn in range(run.rounds):
+        for side in (ours, theirs) if turn % 2 == 0 else (theirs, ours):
+            await asyncio.to_thread(os.sync)
+            rates[side].append(await side(run.seconds))
+    return Pair(statistics.median(rates[ours]), statistics.median(rates[theirs]))
+
+
+async def publish_rate(
+    publish: Callable[[int], Awaitable[Any]], publishers: int, seconds: float
+) -> float:
+    """Acknowledged events per second of tasks that each await one event before the next."""
+    started = perf_counter()
+    end = started + seconds
+
+    async def publisher(number: int) -> int:
+        sent = 0
+        while perf_counter() < end:
+            await publish(number + sent)
+            sent += 1
+        return sent
+
+    sent = await asyncio.gather(*(publisher(number * 97) for number in range(publishers)))
+    return sum(sent) / (perf_counter() - started)
+
+
+def percentile(samples: Sequence[float], fraction: float) -> float:
+    ordered = sorted(samples)
+    return ordered[min(int(len(ordered) * fraction), len(ordered) - 1)]
+
+
+class SyncProbe:
+    """The machine's own price of durability: append one event's bytes and ``fdatasync``, alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.samples: list[float] = []
+        self._data = b"." * (EVENT_BYTES + 30)
+        self._fd = os.open(folder / "probe", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+
+    def burst(self, count: int) -> None:
+        fd, data = self._fd, self._data
+        for _ in range(count):
+            started = perf_counter()
+            os.write(fd, data)
+            os.fdatasync(fd)
+            self.samples.append(perf_counter() - started)
+
+    def p(self, fraction: float) -> float:
+        return percentile(self.samples, fraction)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def payloads(count: int = 1024) -> list[dict[str, Any]]:
+    """Orders of one size: framed as a line of the log each takes about ``EVENT_BYTES``."""
+    rng = random.Random(7)
+    return [
+        {
+            "order": 100_000 + number,
+            "customer": f"c{rng.randrange(10_000):04d}",
+            "status": "placed",
+            "total": rng.randrange(1000, 9999) / 100,
+            "items": [{"sku": f"sku-{rng.randrange(100_000):05d}", "quantity": number % 7 + 1}],
+            "note": f"{rng.getrandbits(256):064x}"[:64] * 2,
+        }
+        for number in range(count)
+    ]
+
+
+def resident_mb(pid: int | str = "self", *, peak: bool = False) -> float:
+    """Resident memory of a process, now or at its highest."""
+    word = "VmHWM:" if peak else "VmRSS:"
+    for text in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if text.startswith(word):
+            return int(text.split()[1]) / 1024
+    raise ProcessLookupError(pid)
+
+
+def forget_cached(folder: Path) -> None:
+    """Ask the kernel to drop a folder's files from its cache, so that reads come from the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,132 @@
+"""Delivering: latency from publish to handler, and how fast a group works off what is waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import cycle
+from time import monotonic_ns, perf_counter
+from typing import Any
+
+import trunkline
+from benchmarks.child import STAMP_BYTES
+from benchmarks.harness import (
+    EVENT_BYTES,
+    TOPIC,
+    Pair,
+    Run,
+    SyncProbe,
+    line,
+    payloads,
+    percentile,
+)
+from benchmarks.peers import jetstream
+from trunkline.buses.local import LocalBus
+
+GROUP = "billing"
+WORKERS = 8
+FETCH = 500
+
+
+@line("end-to-end-p95", against="fdatasync p95", unit="ms", goal="<= 4")
+async def end_to_end_p95(run: Run) -> Pair:
+    """1,000 events a second, each timed from the moment it arises to its handler.
+
+    The moments come from another process, so a loop that is busy when an event arises is part of
+    the latency. Seconds of traffic alternate with bursts of bare syncs.
+    """
+    probe = SyncProbe(run.fresh())
+    took: list[float] = []
+    async with trunkline.connect(f"file:{run.fresh()}") as bus:
+
+        @bus.on(TOPIC, group=GROUP)
+        async def handle(event: trunkline.Event) -> None:
+            took.append((monotonic_ns() - event.payload["at"]) / 1e6)
+
+        await bus.start()
+        ready = cycle(payloads())
+        await _traffic(bus, ready, run.count(500, 50))
+        took.clear()
+        for _ in range(run.count(8, 1)):
+            probe.burst(run.count(400, 20))
+            await _traffic(bus, ready, run.count(1000, 100))
+        await bus.stop()
+    probe.close()
+    return Pair(percentile(took, 0.95), probe.p(0.95) * 1000)
+
+
+async def _traffic(bus: trunkline.Bus, ready: Any, count: int) -> None:
+    """Publish each event as its stamp arrives, without waiting for the one before."""
+    async with _ticks(count) as stamps, asyncio.TaskGroup() as tasks:
+        for _ in range(count):
+            at = int.from_bytes(await stamps.readexactly(STAMP_BYTES), "little")
+            tasks.create_task(bus.publish(TOPIC, {**next(ready), "at": at}))
+
+
+@asynccontextmanager
+async def _ticks(count: int) -> AsyncIterator[asyncio.StreamReader]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.child", "tick", str(count), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@line("catch-up-nats", against="JetStream pull with ack", unit="events/s", goal=">= 2.5")
+async def catch_up_nats(run: Run) -> Pair:
+    """A new group works off everything that was published before it existed.
+
+    Ours: a handler called with each decoded event, acknowledged when it returns, until the bus has
+    stopped and every acknowledgement is saved. Theirs: ``fetch`` in the batch size that is fastest
+    here, ``ack`` for each message, bytes left undecoded; half of it before our turn, half after.
+    """
+    ours = run.count(1_000_000, 2_000)
+    theirs = run.count(150_000, 1_000)
+    async with trunkline.connect(f"file:{run.fresh()}") as bus, jetstream(run.fresh()) as js:
+        batch = payloads(500)
+        for _ in range(ours // len(batch)):
+            await bus.publish_many(TOPIC, batch)
+        data = b"." * EVENT_BYTES
+        for _ in range(theirs // 500):
+            await asyncio.gather(*(js.publish(TOPIC, data) for _ in range(500)))
+        subscription = await js.pull_subscribe(TOPIC, durable=GROUP)
+        before = await _pull(js, subscription, theirs // 2)
+        rate = await _work_off(bus, ours)
+        after = await _pull(js, subscription, theirs // 2)
+    return Pair(rate, (before + after) / 2)
+
+
+async def _work_off(bus: LocalBus, count: int) -> float:
+    done = asyncio.Event()
+    handled = 0
+
+    @bus.on(TOPIC, group=GROUP, workers=WORKERS)
+    async def handle(event: trunkline.Event) -> None:
+        nonlocal handled
+        handled += 1
+        if handled == count:
+            done.set()
+
+    started = perf_counter()
+    await bus.start()
+    await done.wait()
+    await bus.stop()
+    return count / (perf_counter() - started)
+
+
+async def _pull(js: Any, subscription: Any, count: int) -> float:
+    started = perf_counter()
+    got = 0
+    while got < count:
+        for message in await subscription.fetch(min(FETCH, count - got), timeout=10):
+            await message.ack()
+            got += 1
+    await js._nc.flush()
+    return got / (perf_counter() - started)

@@ -1,0 +1,180 @@
+"""Publishing: rates against the bare ceiling of this machine and against the peers, and latency.
+
+Fairness. Ours makes an event of a Python value, encodes, numbers and checksums it, and acknowledges
+after ``fdatasync``. The ceiling encodes events that already exist and does nothing but write and
+sync. The peers are handed ready bytes of the same size and so encode nothing. Both sides run on the
+same event loop implementation, in this process, through the call an application would make:
+``await bus.publish(...)`` beside ``await js.publish(...)``. A server has the second core for
+itself. nats-py can also publish without awaiting each acknowledgement; that has its own line.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import cycle
+from pathlib import Path
+from time import perf_counter
+
+import trunkline
+from benchmarks.harness import (
+    EVENT_BYTES,
+    TOPIC,
+    Pair,
+    Run,
+    SyncProbe,
+    alternate,
+    line,
+    payloads,
+    percentile,
+    publish_rate,
+)
+from benchmarks.peers import jetstream, redis
+from trunkline.event import Event, encode_event
+from trunkline.log.line import frame_batch
+from trunkline.options import Limits
+
+BATCH = 500
+
+
+class Ceiling:
+    """Encode, frame, join, write, ``fdatasync``, in a loop: what the disk and the encoder allow."""
+
+    def __init__(self, folder: Path, batch: int) -> None:
+        self._events = [Event(topic=TOPIC, payload=payload) for payload in payloads(batch)]
+        self._fd = os.open(folder / "ceiling", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        self._size = 0
+        self._offset = 1
+
+    async def rate(self, seconds: float) -> float:
+        limits, events, fd = Limits(), self._events, self._fd
+        first = self._offset
+        started = perf_counter()
+        end = started + seconds
+        while perf_counter() < end:
+            bodies = [encode_event(event, limits) for event in events]
+            data = b"".join(frame_batch(self._offset, bodies, self._size, 0))
+            os.write(fd, data)
+            os.fdatasync(fd)
+            self._size += len(data)
+            self._offset += len(events)
+        return (self._offset - first) / (perf_counter() - started)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Ours:
+    """A bus on a folder of its own, published to by a number of concurrent tasks."""
+
+    def __init__(self, bus: trunkline.Bus, publishers: int) -> None:
+        self._bus = bus
+        self._publishers = publishers
+        self._payloads = payloads()
+
+    async def rate(self, seconds: float) -> float:
+        publish, ready = self._bus.publish, self._payloads
+        return await publish_rate(
+            lambda number: publish(TOPIC, ready[number & 1023]), self._publishers, seconds
+        )
+
+
+async def _against_jetstream(
+    run: Run, publishers: int, *, sync_always: bool = False, windowed: bool = False
+) -> Pair:
+    data = b"." * EVENT_BYTES
+    async with (
+        trunkline.connect(f"file:{run.fresh()}") as bus,
+        jetstream(run.fresh(), sync_always=sync_always) as js,
+    ):
+
+        async def publish(_: int) -> None:
+            await (await js.publish_async(TOPIC, data))
+
+        call = publish if windowed else lambda _: js.publish(TOPIC, data)
+        return await alternate(
+            run,
+            Ours(bus, publishers).rate,
+            lambda seconds: publish_rate(call, publishers, seconds),
+        )
+
+
+@line("publish-64-ceiling", against="bare ceiling, batches of 64", unit="events/s", goal=">= 0.40")
+async def publish_64_ceiling(run: Run) -> Pair:
+    ceiling = Ceiling(run.fresh(), 64)
+    async with trunkline.connect(f"file:{run.fresh()}") as bus:
+        pair = await alternate(run, Ours(bus, 64).rate, ceiling.rate)
+    ceiling.close()
+    return pair
+
+
+@line("publish-64-nats-sync", against="JetStream, sync always", unit="events/s", goal=">= 20")
+async def publish_64_nats_sync(run: Run) -> Pair:
+    return await _against_jetstream(run, 64, sync_always=True)
+
+
+@line("publish-64-nats", against="JetStream default, unsynced", unit="events/s", goal=">= 2.5")
+async def publish_64_nats(run: Run) -> Pair:
+    return await _against_jetstream(run, 64)
+
+
+@line("publish-64-nats-async", against="JetStream publish_async", unit="events/s", goal=">= 1")
+async def publish_64_nats_async(run: Run) -> Pair:
+    """The same, with nats-py's cheaper call: it shares one inbox and skips a task per request."""
+    return await _against_jetstream(run, 64, windowed=True)
+
+
+@line("publish-1024-nats", against="JetStream default, unsynced", unit="events/s", goal=">= 5")
+async def publish_1024_nats(run: Run) -> Pair:
+    return await _against_jetstream(run, 1024)
+
+
+@line("publish-64-redis", against="Redis XADD, fsync always", unit="events/s", goal=">= 1")
+async def publish_64_redis(run: Run) -> Pair:
+    data = b"." * EVENT_BYTES
+    async with (
+        trunkline.connect(f"file:{run.fresh()}") as bus,
+        redis(run.fresh(), connections=64) as client,
+    ):
+        return await alternate(
+            run,
+            Ours(bus, 64).rate,
+            lambda seconds: publish_rate(
+                lambda _: client.xadd(TOPIC, {"event": data}), 64, seconds
+            ),
+        )
+
+
+@line(
+    "publish-many-ceiling", against="bare ceiling, batches of 500", unit="events/s", goal=">= 0.70"
+)
+async def publish_many_ceiling(run: Run) -> Pair:
+    """One task publishes batch after batch: what a bulk load does."""
+    ceiling = Ceiling(run.fresh(), BATCH)
+    batch = payloads(BATCH)
+    async with trunkline.connect(f"file:{run.fresh()}") as bus:
+
+        async def ours(seconds: float) -> float:
+            return BATCH * await publish_rate(lambda _: bus.publish_many(TOPIC, batch), 1, seconds)
+
+        pair = await alternate(run, ours, ceiling.rate)
+    ceiling.close()
+    return pair
+
+
+@line("publish-one-p95", against="fdatasync p95", unit="ms", goal="<= 3")
+async def publish_one_p95(run: Run) -> Pair:
+    """One publisher alone, in bursts that alternate with bursts of bare syncs."""
+    probe = SyncProbe(run.fresh())
+    ready = cycle(payloads())
+    took: list[float] = []
+    async with trunkline.connect(f"file:{run.fresh()}") as bus:
+        for payload in payloads(50):
+            await bus.publish(TOPIC, payload)
+        for _ in range(run.count(100, 3)):
+            probe.burst(50)
+            for _ in range(50):
+                started = perf_counter()
+                await bus.publish(TOPIC, next(ready))
+                took.append(perf_counter() - started)
+    probe.close()
+    return Pair(percentile(took, 0.95) * 1000, probe.p(0.95) * 1000)

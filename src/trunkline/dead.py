@@ -1,0 +1,225 @@
+"""Dead letters: how a record that ran out of tries is written down, and what is done about it.
+
+A dead letter is a record of the topic ``<topic>.DLQ``: the original event, with headers that say
+where it came from, which group gave it up, and why. The group ``desk`` of that topic keeps the
+books: a letter it has settled was redriven or dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+
+import msgspec
+
+from trunkline.clock import Clock
+from trunkline.errors import NotFound
+from trunkline.event import Event, Record, new_id
+from trunkline.group import Group
+from trunkline.options import GroupOptions
+from trunkline.store import GroupKey, Store
+from trunkline.topics import DEAD_SUFFIX, dead_topic, is_dead
+
+DESK = "desk"
+_ERROR_BYTES = 1000
+_PREFIX = "dlq-"
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """An open or closed dead letter."""
+
+    offset: int  # in the dead letter topic
+    topic: str
+    partition: int
+    origin: int  # the offset it had in ``topic``
+    group: str
+    attempts: int
+    reason: str  # retries, rejected or expired
+    error: str
+    at: str
+    event: Event
+    redrives: int = 0  # how often this record was redriven before
+    open: bool = True
+
+
+def write_letter(
+    record: Record, group: str, attempts: int, reason: str, error: str, at: datetime
+) -> Event:
+    """The event to append to the dead letter topic."""
+    text = error.encode("utf-8", "replace")[:_ERROR_BYTES].decode("utf-8", "ignore")
+    headers = {k: v for k, v in record.event.headers.items() if not k.startswith(_PREFIX)}
+    headers |= {
+        "dlq-topic": record.topic,
+        "dlq-partition": str(record.partition),
+        "dlq-offset": str(record.offset),
+        "dlq-group": group,
+        "dlq-attempts": str(attempts),
+        "dlq-reason": reason,
+        "dlq-error": text,
+        "dlq-at": at.isoformat(),
+        "dlq-id": record.event.id,
+        "dlq-ts": record.event.ts.isoformat(),
+    }
+    return msgspec.structs.replace(
+        record.event,
+        id=new_id(),
+        ts=at,
+        topic=dead_topic(record.topic),
+        headers=headers,
+        cause=record.event.id,
+        idem_key=None,
+        ttl_s=None,
+        not_before=None,
+    )
+
+
+def read_letter(record: Record) -> Letter | None:
+    """None if the record is not a dead letter, whoever put it there."""
+    headers = record.event.headers
+    try:
+        return Letter(
+            offset=record.offset,
+            topic=headers["dlq-topic"],
+            partition=int(headers["dlq-partition"]),
+            origin=int(headers["dlq-offset"]),
+            group=headers["dlq-group"],
+            attempts=int(headers["dlq-attempts"]),
+            reason=headers["dlq-reason"],
+            error=headers["dlq-error"],
+            at=headers["dlq-at"],
+            event=record.event,
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+class Redrive(msgspec.Struct, frozen=True):
+    """What became of one letter. ``refused`` says why nothing was done, if nothing was."""
+
+    letter: Letter
+    refused: str = ""
+
+
+class Desk:
+    """The dead letters of one topic."""
+
+    def __init__(self, store: Store, topic: str, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.topic = topic.removesuffix(DEAD_SUFFIX) if is_dead(topic) else topic
+        self._dlq = dead_topic(self.topic)
+        self._key = GroupKey(self._dlq, 0, DESK)
+
+    async def letters(
+        self, *, group: str | None = None, closed: bool = False
+    ) -> AsyncIterator[Letter]:
+        """The letters in order. One that was written twice, because a process died between writing
+        it and settling its record, is one letter.
+        """
+        desk = await self._store.update(self._key, _defined)
+        first, end = await self._store.bounds(self._dlq, 0)
+        redrives: dict[tuple[int, int, str], int] = {}
+        seen: dict[tuple[int, int, str], bool] = {}
+        while first < end:
+            records = await self._store.read(self._dlq, 0, first, 500)
+            if not records:
+                break
+            first = records[-1].offset + 1
+            for record in records:
+                letter = read_letter(record)
+                if letter is None:
+                    continue
+                place = (letter.partition, letter.origin, letter.group)
+                is_open = not desk.is_settled(letter.offset)
+                twice = seen.get(place, False)
+                if not twice:
+                    seen[place] = is_open
+                count = redrives.get(place, 0)
+                if not is_open and not twice:
+                    redrives[place] = count + 1
+                if twice or (group is not None and letter.group != group):
+                    continue
+                if is_open or closed:
+                    yield msgspec.structs.replace(letter, redrives=count, open=is_open)
+
+    async def letter(self, offset: int) -> Letter:
+        async for letter in self.letters(closed=True):
+            if letter.offset == offset:
+                return letter
+        raise NotFound(f"there is no dead letter {offset} of {self.topic}", offset=offset)
+
+    async def redrive(
+        self,
+        *,
+        group: str | None = None,
+        offsets: set[int] | None = None,
+        match: Callable[[Event], bool] | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        max_redrives: int = 3,
+    ) -> AsyncIterator[Redrive]:
+        """Give each record back to the one group that gave it up, with all its tries before it.
+
+        ``rate`` is letters per second. A record that was redriven ``max_redrives`` times already
+        is left alone: it would only come back.
+        """
+        sent = 0
+        async for letter in self._chosen(group, offsets, match):
+            if letter.redrives >= max_redrives:
+                yield Redrive(letter, f"redriven {letter.redrives} times already")
+                continue
+            refused = "" if dry_run else await self._give_back(letter)
+            yield Redrive(letter, refused)
+            sent += not refused
+            if rate and not dry_run:
+                await self._clock.sleep(1 / rate)
+
+    async def drop(
+        self,
+        *,
+        group: str | None = None,
+        offsets: set[int] | None = None,
+        match: Callable[[Event], bool] | None = None,
+        dry_run: bool = False,
+    ) -> AsyncIterator[Letter]:
+        """Close letters without giving their records back."""
+        async for letter in self._chosen(group, offsets, match):
+            if not dry_run:
+                await self._close(letter)
+            yield letter
+
+    async def _chosen(
+        self,
+        group: str | None,
+        offsets: set[int] | None,
+        match: Callable[[Event], bool] | None,
+    ) -> AsyncIterator[Letter]:
+        chosen = [
+            letter
+            async for letter in self.letters(group=group)
+            if (offsets is None or letter.offset in offsets)
+            and (match is None or match(letter.event))
+        ]
+        for letter in chosen:
+            yield letter
+
+    async def _give_back(self, letter: Letter) -> str:
+        key = GroupKey(letter.topic, letter.partition, letter.group)
+        if key not in await self._store.groups():
+            return f"the group {letter.group} is gone"
+        first, _ = await self._store.bounds(letter.topic, letter.partition)
+        if letter.origin < first:
+            return "its record was removed by retention"
+        await self._store.update(key, lambda g: g.redrive([letter.origin]))
+        await self._close(letter)
+        self._store.bell.ring(letter.topic)
+        return ""
+
+    async def _close(self, letter: Letter) -> None:
+        await self._store.update(self._key, lambda desk: desk.settle([letter.offset]))
+
+
+def _defined(group: Group) -> Group:
+    if not group.created:
+        group.define(GroupOptions(ordering="none"), 0)
+    return group

@@ -1,0 +1,319 @@
+"""``nbs-bus``: the event queue of a directory on the command line.
+
+Outputs, exit codes and the order of checks are those of the original program, so scripts cannot
+tell the two apart; ``watch`` is the one command it does not have. Every argument stays bytes: what
+the caller typed is what lands in the file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from trunkline.files import spool
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OK, ERROR, NO_DIRECTORY, NOT_FOUND, BAD_ARGUMENTS, DUPLICATE = range(6)
+_PATH_MAX = 4096
+_SECONDS_MAX = (2**63 - 1) // 1_000_000
+
+USAGE = b"""\
+Usage: nbs-bus <command> [args...]
+
+Commands:
+  publish <dir> <source> <type> <priority> [payload] [--dedup-window=N]
+      Write an event file to the queue.
+      --dedup-window=N: drop if same source:type exists within N seconds.
+                        Default: 0 (disabled), or from config.yaml.
+                        Exit code 5 when deduplicated.
+
+  check <dir> [--handle=<name>]
+      List pending events, highest priority first.
+      Output: [priority] filename (age)
+      --handle=<name>: show only events from this source.
+
+  read <dir> <event-file>
+      Read a single event file.
+
+  ack <dir> <event-file>
+      Acknowledge an event (move to processed/).
+
+  ack-all <dir> [--handle=<name>]
+      Acknowledge all pending events.
+      --handle=<name>: ack only events from this source.
+
+  prune <dir> [--max-bytes=N]
+      Delete oldest processed events when size limit exceeded.
+      Default: 16 MB, or from config.yaml retention-max-bytes.
+
+  status <dir>
+      Summary: pending count by priority, processed count.
+      Warns about stale events if ack-timeout set in config.yaml.
+
+  help
+      Print this usage message.
+
+Exit codes:
+  0  Success
+  1  General error
+  2  Events directory not found
+  3  Event file not found
+  4  Invalid arguments
+  5  Deduplication (event dropped)
+"""
+
+_SYNOPSES = {
+    b"publish": b"<dir> <source> <type> <priority> [payload] [--dedup-window=N]",
+    b"check": b"<dir> [--handle=<name>]",
+    b"read": b"<dir> <event-file>",
+    b"ack": b"<dir> <event-file>",
+    b"ack-all": b"<dir> [--handle=<name>]",
+    b"prune": b"<dir> [--max-bytes=N]",
+    b"status": b"<dir>",
+    b"watch": b"<dir> [--handle=<name>] [--timeout=<seconds>]",
+}
+
+
+class Exit(Exception):  # noqa: N818 -- a way out, not a failure of the program
+    """Ends the command with a code, after one line on stderr."""
+
+    def __init__(self, code: int, line: bytes) -> None:
+        super().__init__(code)
+        self.code = code
+        self.line = line
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = [os.fsencode(word) for word in (sys.argv[1:] if argv is None else argv)]
+    if not args:
+        _write(2, USAGE)
+        return BAD_ARGUMENTS
+    if args[0] == b"help":
+        _write(2, USAGE)
+        return OK
+    command = _COMMANDS.get(args[0])
+    if command is None:
+        _write(2, b"Error: unknown command: %b\n" % args[0] + USAGE)
+        return BAD_ARGUMENTS
+    run, needed = command
+    if len(args) < needed + 1:
+        _write(2, b"Usage: nbs-bus %b %b\n" % (args[0], _SYNOPSES[args[0]]))
+        return BAD_ARGUMENTS
+    try:
+        return run(args[1:])
+    except Exit as exit_:
+        _write(2, exit_.line + b"\n")
+        return exit_.code
+    except BrokenPipeError:
+        return ERROR
+    except OSError as error:
+        _write(2, b"Error: %b\n" % os.fsencode(str(error)))
+        return ERROR
+    except KeyboardInterrupt:
+        return 130
+
+
+def _publish(args: list[bytes]) -> int:
+    directory, source, type_, priority = args[:4]
+    for label, text in ((b"source", source), (b"type", type_)):
+        if not text:
+            raise Exit(BAD_ARGUMENTS, b"Error: %b must not be empty" % label)
+        if any(byte in b" \t\n\v\f\r" for byte in text):
+            message = b"Error: %b must not contain whitespace: '%b'" % (label, text)
+            raise Exit(BAD_ARGUMENTS, message)
+    # Only the fifth word can be the payload, and only if it does not look like an option.
+    payload = args[4] if len(args) > 4 and not args[4].startswith(b"--") else b""
+    queue = _open(directory)
+    name = os.fsdecode(priority)
+    if name not in spool.PRIORITIES:
+        raise Exit(
+            BAD_ARGUMENTS,
+            b"Error: invalid priority '%b' (use: critical, high, normal, low)" % priority,
+        )
+    window_s = _window(args[4:], queue)
+    try:
+        shown = queue.publish(source, type_, name, payload, dedup_window_s=window_s)
+    except Exception as error:
+        raise _publish_failed(error) from error
+    return _write(1, os.fsencode(shown) + b"\n")
+
+
+def _window(options: list[bytes], queue: spool.Spool) -> int:
+    text = _option(options, b"--dedup-window=")
+    if text is None:
+        return queue.config().dedup_window_s
+    value = spool.parse_int(text)
+    if value is None or value < 0:
+        raise Exit(BAD_ARGUMENTS, b"Error: invalid --dedup-window value: " + text)
+    if value > _SECONDS_MAX:
+        message = b"Error: --dedup-window value too large (overflow): " + text
+        raise Exit(BAD_ARGUMENTS, message)
+    return value
+
+
+def _publish_failed(error: Exception) -> Exception:
+    from trunkline.errors import Duplicate, InvalidName
+
+    if isinstance(error, Duplicate):
+        return Exit(DUPLICATE, b"Dedup: " + os.fsencode(error.message))
+    reason = "No such file or directory" if isinstance(error, InvalidName) else None
+    if isinstance(error, OSError) and error.errno:
+        reason = os.strerror(error.errno)
+    if reason is None:
+        return error
+    return Exit(ERROR, b"Error: failed to finalise event file: " + os.fsencode(reason))
+
+
+def _check(args: list[bytes]) -> int:
+    return _list(_open(args[0]).pending(_handle(args)))
+
+
+def _watch(args: list[bytes]) -> int:
+    queue = _open(args[0])
+    text = _option(args[1:], b"--timeout=")
+    timeout_s: float | None = None
+    if text is not None:
+        try:
+            timeout_s = float(text)
+        except ValueError:
+            timeout_s = -1.0
+        if not 0 <= timeout_s < 1e9:
+            raise Exit(BAD_ARGUMENTS, b"Error: invalid --timeout value: " + text)
+    rows = queue.wait(_handle(args), timeout_s)
+    return _list(rows) if rows else NOT_FOUND
+
+
+def _list(rows: list[spool.Pending]) -> int:
+    now_us = time.time_ns() // 1000
+    return _write(
+        1,
+        b"".join(
+            b"[%b] %b (%b)\n"
+            % (row.priority.encode(), os.fsencode(row.name), age(now_us - row.timestamp_us))
+            for row in rows
+        ),
+    )
+
+
+def age(delta_us: int) -> bytes:
+    seconds = max(delta_us // 1_000_000, 0)
+    for limit, size, unit in ((60, 1, b"s"), (3600, 60, b"m"), (86_400, 3600, b"h")):
+        if seconds < limit:
+            return b"%d%b ago" % (seconds // size, unit)
+    return b"%dd ago" % (seconds // 86_400)
+
+
+def _read(args: list[bytes]) -> int:
+    queue = _open(args[0])
+    return _write(1, _named(queue.read, args[1]))
+
+
+def _ack(args: list[bytes]) -> int:
+    queue = _open(args[0])
+    _named(queue.ack, args[1])
+    return OK
+
+
+def _ack_all(args: list[bytes]) -> int:
+    count = _open(args[0]).ack_all(_handle(args))
+    return _write(1, b"Acknowledged %d event%b\n" % (count, b"" if count == 1 else b"s"))
+
+
+def _prune(args: list[bytes]) -> int:
+    queue = _open(args[0])
+    text = _option(args[1:], b"--max-bytes=")
+    limit = queue.config().retention_max_bytes if text is None else spool.parse_int(text)
+    if limit is None or limit <= 0:
+        raise Exit(BAD_ARGUMENTS, b"Error: invalid --max-bytes value: " + (text or b""))
+    done = queue.prune(limit)
+    for name, reason in done.failed:
+        _write(2, os.fsencode(f"Warning: failed to prune {name}: {reason}\n"))
+    if not done.found:
+        return _write(1, b"Pruned 0 events (no processed directory)\n")
+    total, of = done.total_bytes / 1024, done.limit_bytes / 1024
+    if not done.count and not done.failed:
+        return _write(1, b"Pruned 0 events (%.1f KB / %.1f KB limit)\n" % (total, of))
+    plural = b"" if done.count == 1 else b"s"
+    line = b"Pruned %d event%b (%.1f KB remaining, %.1f KB limit)\n"
+    return _write(1, line % (done.count, plural, total, of))
+
+
+def _status(args: list[bytes]) -> int:
+    state = _open(args[0]).status()
+    lines = b"Pending: %d total" % state.pending
+    if state.pending:
+        lines += b" (critical=%d, high=%d, normal=%d, low=%d)" % tuple(state.counts)
+    lines += b"\n"
+    if state.oldest_us:
+        lines += b"Oldest pending: %b\n" % spool.iso(state.oldest_us // 1_000_000).encode()
+    lines += b"Processed: %d events (%.1f KB)\n" % (state.processed, state.processed_bytes / 1024)
+    if state.stale:
+        lines += b"WARNING: %d stale event%b (unacked > %ds)\n" % (
+            state.stale,
+            b"" if state.stale == 1 else b"s",
+            state.ack_timeout_s,
+        )
+    return _write(1, lines)
+
+
+def _open(directory: bytes) -> spool.Spool:
+    if len(directory) >= _PATH_MAX:
+        raise Exit(
+            BAD_ARGUMENTS,
+            b"Error: directory path too long (%d >= %d): %b"
+            % (len(directory), _PATH_MAX, directory),
+        )
+    if not os.path.isdir(directory):
+        found = os.path.exists(directory)
+        what = b"not a directory" if found else b"events directory not found"
+        raise Exit(NO_DIRECTORY, b"Error: %b: %b" % (what, directory))
+    return spool.Spool(directory)
+
+
+def _named(action: Callable[[str], bytes | None], name: bytes) -> bytes:
+    try:
+        return action(os.fsdecode(name)) or b""
+    except OSError as error:
+        reason = os.fsencode(os.strerror(error.errno or 0))
+        raise Exit(ERROR, b"Error: cannot acknowledge event: " + reason) from error
+    except Exception as error:
+        from trunkline.errors import InvalidName, NotFound
+
+        if not isinstance(error, InvalidName | NotFound):
+            raise
+        code = NOT_FOUND if isinstance(error, NotFound) else ERROR
+        raise Exit(code, b"Error: " + os.fsencode(error.message)) from error
+
+
+def _handle(args: list[bytes]) -> str:
+    return os.fsdecode(_option(args[1:], b"--handle=") or b"")
+
+
+def _option(args: list[bytes], prefix: bytes) -> bytes | None:
+    for word in args:
+        if word.startswith(prefix):
+            return word[len(prefix) :]
+    return None
+
+
+def _write(fd: int, text: bytes) -> int:
+    view = memoryview(text)
+    while view:
+        view = view[os.write(fd, view) :]
+    return OK
+
+
+_COMMANDS = {
+    b"publish": (_publish, 4),
+    b"check": (_check, 1),
+    b"read": (_read, 2),
+    b"ack": (_ack, 2),
+    b"ack-all": (_ack_all, 1),
+    b"prune": (_prune, 1),
+    b"status": (_status, 1),
+    b"watch": (_watch, 1),
+}

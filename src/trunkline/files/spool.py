@@ -1,0 +1,669 @@
+"""A directory as a priority queue: one file per event, no process running.
+
+Publishing writes a hidden file, syncs it and renames it, so a reader sees whole events or nothing.
+Acknowledging renames the file into ``processed/``: of several that try, one succeeds, and the event
+is gone for everybody. Names and contents are those of ``nbs-bus``, and the original program may
+work on the same directory at the same time.
+
+``nbs-bus`` starts once per event, so this module imports next to nothing: no typing, no json, and
+``trunkline.errors`` only when there is an error to raise.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PRIORITIES = ("critical", "high", "normal", "low")
+RETENTION_MAX_BYTES = 16 * 1024 * 1024
+POLL_INTERVAL_S = 5
+PROCESSED = b"processed"
+CONFIG = b"config.yaml"
+# Neither ends with ".event" and starts with digits, so no implementation takes it for an event.
+LOCK = b".lock"
+TEMP = b".tmp-"
+SUFFIX = b".event"
+
+_INT_MAX = 2**63 - 1
+_SECONDS_MAX = _INT_MAX // 1_000_000
+_SPACES = b" \t\n\v\f\r"
+_CONFIG_LINE_MAX = 511
+_HEAD_BYTES = 4096
+_TEMP_AGE_US = 3_600_000_000
+_WATCH_SLICE_S = 1.0
+
+
+class Pending:
+    """One event that waits: what ``check`` shows of it."""
+
+    __slots__ = ("name", "priority", "source", "timestamp_us", "type")
+
+    def __init__(self, name: bytes, rank: int, source: bytes, type_: bytes, us: int) -> None:
+        self.name = os.fsdecode(name)
+        self.priority = PRIORITIES[rank]
+        self.source = os.fsdecode(source)
+        self.type = os.fsdecode(type_)
+        self.timestamp_us = us
+
+    def __repr__(self) -> str:
+        return f"Pending({self.name!r}, {self.priority})"
+
+
+class Content:
+    """An event file, taken apart. ``fields`` holds every header line, known or not."""
+
+    __slots__ = ("fields", "payload")
+
+    def __init__(self, fields: dict[str, str], payload: bytes) -> None:
+        self.fields = fields
+        self.payload = payload
+
+    @property
+    def text(self) -> str:
+        return self.payload.decode("utf-8", "surrogateescape")
+
+
+class Config:
+    """``config.yaml``. A value that makes no sense leaves the default in place."""
+
+    __slots__ = ("ack_timeout_s", "dedup_window_s", "notify", "poll_s", "retention_max_bytes")
+
+    def __init__(self) -> None:
+        self.retention_max_bytes = RETENTION_MAX_BYTES
+        self.dedup_window_s = 0
+        self.ack_timeout_s = 0
+        self.notify = "inotifywait"
+        self.poll_s = POLL_INTERVAL_S
+
+
+class Pruned:
+    """What ``prune`` did. ``found`` is False when there is no ``processed/`` at all."""
+
+    __slots__ = ("count", "failed", "found", "limit_bytes", "total_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.count = 0
+        self.total_bytes = 0
+        self.limit_bytes = limit_bytes
+        self.found = True
+        self.failed: list[tuple[str, str]] = []
+
+
+class Status:
+    __slots__ = ("ack_timeout_s", "counts", "oldest_us", "processed", "processed_bytes", "stale")
+
+    def __init__(self) -> None:
+        self.counts = [0, 0, 0, 0]
+        self.oldest_us = 0
+        self.processed = 0
+        self.processed_bytes = 0
+        self.stale = 0
+        self.ack_timeout_s = 0
+
+    @property
+    def pending(self) -> int:
+        return sum(self.counts)
+
+
+class Spool:
+    """One events directory, which must exist (``NoBus`` otherwise)."""
+
+    def __init__(self, directory: str | bytes, *, create: bool = False) -> None:
+        self.path = os.fsencode(directory)
+        if create:
+            os.makedirs(self.path, exist_ok=True)
+        if not os.path.isdir(self.path):
+            from trunkline.errors import NoBus
+
+            where = os.fsdecode(self.path)
+            found = os.path.exists(self.path)
+            what = "not a directory" if found else "events directory not found"
+            raise NoBus(f"{what}: {where}", path=where)
+
+    def publish(
+        self,
+        source: str | bytes,
+        type_: str | bytes,
+        priority: str = "normal",
+        payload: str | bytes = b"",
+        *,
+        dedup_window_s: int | None = None,
+        dedup_key: str | None = None,
+    ) -> str:
+        """Write one event and return its file name; it is on disk when this returns.
+
+        ``dedup_window_s`` None means what ``config.yaml`` says. Raises ``Duplicate`` when a
+        pending event no older than the window has the same key. ``dedup_key`` None means
+        ``<source>:<type>``; an empty one leaves the field out, which makes the event unique.
+        """
+        source, type_, key = _check_event(source, type_, priority, dedup_key)
+        window_s = self.config().dedup_window_s if dedup_window_s is None else dedup_window_s
+        if not 0 <= window_s <= _SECONDS_MAX:
+            from trunkline.errors import InvalidOption
+
+            raise InvalidOption(f"dedup_window_s={window_s}", name="dedup_window_s")
+        body = _encode(source, type_, priority, key, _bytes(payload))
+        seen: set[bytes] = set()
+        window_us = window_s * 1_000_000 if key else 0
+        if window_us:
+            self._refuse_duplicate(key, window_us, seen)
+        if b"/" in source + type_ or b"\0" in source + type_:
+            from trunkline.errors import InvalidName
+
+            raise InvalidName("a source or type holds no '/'", name=os.fsdecode(source + type_))
+        self._make_processed()
+        us, temp = self._write_temp(body)
+        name = b"%d-%b-%b-%d.event" % (us, source, type_, os.getpid())
+        try:
+            self._show(temp, name, key, window_us, seen)
+        except BaseException:
+            _unlink(os.path.join(self.path, temp))
+            raise
+        return os.fsdecode(name)
+
+    def put(self, name: str, body: bytes) -> bool:
+        """Write a whole event file under a given name unless that name was there before, pending
+        or processed. For those that carry events from elsewhere, and may do so twice.
+        """
+        raw = _check_name(name)
+        if self.has(name):
+            return False
+        self._make_processed()
+        _, temp = self._write_temp(body)
+        _rename(os.path.join(self.path, temp), os.path.join(self.path, raw))
+        _sync_dir(self.path)
+        return True
+
+    def has(self, name: str) -> bool:
+        raw = os.fsencode(name)
+        # Pending first: an event only ever moves from there to processed/.
+        return os.path.exists(os.path.join(self.path, raw)) or os.path.exists(
+            os.path.join(self.path, PROCESSED, raw)
+        )
+
+    def pending(self, source: str = "") -> list[Pending]:
+        """What waits, highest priority first, then oldest first."""
+        wanted = os.fsencode(source)
+        rows = [row for row in self._scan() if not wanted or row[3] == wanted]
+        rows.sort()
+        return [Pending(name, rank, src, kind, us) for rank, us, name, src, kind in rows]
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a pending event. Raises ``NotFound``, or ``InvalidName`` for a path."""
+        try:
+            with open(os.path.join(self.path, _check_name(name)), "rb") as file:
+                return file.read()
+        except OSError:
+            raise _not_found(name) from None
+
+    def get(self, name: str) -> Content:
+        return parse(self.read(name))
+
+    def ack(self, name: str) -> None:
+        """Move an event to ``processed/``. Of several that try, all but one get ``NotFound``."""
+        raw = _check_name(name)
+        self._make_processed()
+        if not self._move(raw):
+            raise _not_found(name)
+        self._sync_moves()
+
+    def ack_all(self, source: str = "") -> int:
+        """Acknowledge what waits now; returns how many of them this call acknowledged."""
+        wanted = os.fsencode(source)
+        names = [row[2] for row in self._scan() if not wanted or row[3] == wanted]
+        self._make_processed()
+        count = sum(self._move(name) for name in names)
+        if count:
+            self._sync_moves()
+        return count
+
+    def prune(self, max_bytes: int | None = None) -> Pruned:
+        """Delete the oldest processed events until the rest fits; pending ones are never touched.
+
+        Hidden files of publishers that died more than an hour ago go as well.
+        """
+        limit = self.config().retention_max_bytes if max_bytes is None else max_bytes
+        result = Pruned(limit)
+        self._sweep_temps()
+        processed = os.path.join(self.path, PROCESSED)
+        if not os.path.exists(processed):
+            result.found = False
+            return result
+        rows = sorted((us, name, size) for name, us, size in _files(processed) if us is not None)
+        result.total_bytes = sum(size for _, _, size in rows)
+        for _, name, size in rows:
+            if result.total_bytes <= limit:
+                break
+            try:
+                os.unlink(os.path.join(processed, name))
+            except FileNotFoundError:  # another prune was faster: it is gone, and not by us
+                result.total_bytes -= size
+            except OSError as error:
+                result.failed.append((os.fsdecode(name), os.strerror(error.errno or 0)))
+            else:
+                result.total_bytes -= size
+                result.count += 1
+        return result
+
+    def status(self) -> Status:
+        result = Status()
+        result.ack_timeout_s = timeout_s = self.config().ack_timeout_s
+        now_us = time.time_ns() // 1000
+        for rank, us, *_ in self._scan():
+            result.counts[rank] += 1
+            if result.oldest_us == 0 or us < result.oldest_us:
+                result.oldest_us = us
+            result.stale += timeout_s > 0 and now_us - us > timeout_s * 1_000_000
+        processed = os.path.join(self.path, PROCESSED)
+        if os.path.isdir(processed):
+            for _, _, size in _files(processed):
+                result.processed += 1
+                result.processed_bytes += size
+        return result
+
+    def config(self) -> Config:
+        try:
+            with open(os.path.join(self.path, CONFIG), "rb") as file:
+                text = file.read()
+        except OSError:
+            return Config()
+        return _parse_config(text)
+
+    def wait(self, source: str = "", timeout_s: float | None = None) -> list[Pending]:
+        """Block until something is pending and return it; an empty list when time is up.
+
+        inotify wakes it where watchfiles is installed and ``config.yaml`` does not say
+        ``notify: poll``; otherwise it looks every ``poll-interval`` seconds.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        rows = self.pending(source)
+        if rows or timeout_s == 0:
+            return rows
+        for _ in self._ticks(deadline):
+            rows = self.pending(source)
+            if rows:
+                return rows
+        return []
+
+    def _ticks(self, deadline: float | None) -> Iterator[None]:
+        """One tick after each change of the directory, and now and then without one."""
+        config = self.config()
+        poll_s = max(config.poll_s, 0.05)
+        try:
+            if config.notify == "poll":
+                raise ImportError
+            from watchfiles import watch
+        except ImportError:
+            while (left := _left(deadline)) > 0:
+                time.sleep(min(poll_s, left))
+                yield
+            return
+        # A change in the moment before the watch begins would go unseen, and so would one that
+        # the kernel dropped: the slice bounds how long either can stay so.
+        slice_s = min(_WATCH_SLICE_S, _left(deadline), poll_s)
+        for _ in watch(
+            os.fsdecode(self.path),
+            watch_filter=None,
+            debounce=20,
+            step=5,
+            rust_timeout=max(int(slice_s * 1000), 1),
+            yield_on_timeout=True,
+            recursive=False,
+        ):
+            yield
+            if _left(deadline) <= 0:
+                return
+
+    def _scan(self) -> Iterator[tuple[int, int, bytes, bytes, bytes]]:
+        """(rank, µs, name, source, type) of every pending event, in no order."""
+        base = self.path + b"/"
+        for name, us, _ in _files(self.path, sizes=False):
+            if us is None:
+                continue
+            head = _read_head(base + name)
+            if head is not None:
+                fields = _header(head)
+                rank = _RANK.get(fields.get(b"priority", b""), 2)
+                yield rank, us, name, fields.get(b"source", b""), fields.get(b"type", b"")
+
+    def _refuse_duplicate(self, key: bytes, window_us: int, seen: set[bytes]) -> None:
+        cutoff = time.time_ns() // 1000 - window_us
+        for name, us, _ in _files(self.path, sizes=False):
+            if us is None or us < cutoff or name in seen:
+                continue
+            head = _read_head(os.path.join(self.path, name))
+            if head is not None and _header(head).get(b"dedup-key") == key:
+                from trunkline.errors import Duplicate
+
+                raise Duplicate(
+                    f"event {os.fsdecode(key)} dropped (duplicate within window)",
+                    key=os.fsdecode(key),
+                    name=os.fsdecode(name),
+                )
+            seen.add(name)
+
+    def _show(self, temp: bytes, name: bytes, key: bytes, window_us: int, seen: set[bytes]) -> None:
+        source, target = os.path.join(self.path, temp), os.path.join(self.path, name)
+        if not window_us:
+            _rename(source, target)
+        else:
+            # The slow part, writing and syncing, is over. Of two that race, the second to get the
+            # lock looks at what the first one showed and drops its own.
+            fd = self._lock()
+            try:
+                self._refuse_duplicate(key, window_us, seen)
+                _rename(source, target)
+            finally:
+                os.close(fd)
+        _sync_dir(self.path)
+
+    def _lock(self) -> int:
+        import fcntl
+
+        # Never unlinked: removing it would let two holders lock two different files.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(os.path.join(self.path, LOCK), flags, 0o666)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        return fd
+
+    def _make_processed(self) -> None:
+        try:  # noqa: SIM105 -- contextlib is an import too many
+            os.mkdir(os.path.join(self.path, PROCESSED), 0o755)
+        except FileExistsError:
+            pass
+
+    def _write_temp(self, body: bytes) -> tuple[int, bytes]:
+        """Write and sync ``body`` under a hidden name that nobody else has; returns its time too.
+
+        The time is unique in this process, so no two of its events can share a name.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        while True:
+            us = _next_us()
+            temp = b"%b%d-%d.event" % (TEMP, us, os.getpid())
+            path = os.path.join(self.path, temp)
+            try:
+                fd = os.open(path, flags, 0o644)
+                break
+            except FileExistsError:  # another container with our process id
+                continue
+        try:
+            view = memoryview(body)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        except BaseException:
+            _unlink(path)
+            raise
+        finally:
+            os.close(fd)
+        return us, temp
+
+    def _move(self, name: bytes) -> bool:
+        source, target = os.path.join(self.path, name), os.path.join(self.path, PROCESSED, name)
+        try:
+            os.rename(source, target)  # noqa: TID251 -- as in _rename
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _sync_moves(self) -> None:
+        # The new name first: a crash in between may show an event twice, never not at all.
+        _sync_dir(os.path.join(self.path, PROCESSED))
+        _sync_dir(self.path)
+
+    def _sweep_temps(self) -> None:
+        oldest = time.time_ns() // 1000 - _TEMP_AGE_US
+        for name in os.listdir(self.path):
+            if name.startswith(TEMP) and name.endswith(SUFFIX):
+                us = _leading_us(name[len(TEMP) :])
+                if us is not None and us < oldest:
+                    _unlink(os.path.join(self.path, name))
+
+
+def parse(body: bytes) -> Content:
+    """Take an event file apart. Only lines before ``payload:`` are fields, so no payload can look
+    like one.
+    """
+    fields = {
+        os.fsdecode(name): value.decode("utf-8", "surrogateescape")
+        for name, value in _header(body).items()
+    }
+    lines: list[bytes] = []
+    _, found, rest = (b"\n" + body).partition(b"\npayload: |\n")
+    if found:
+        lines = [line[2:] for line in rest.removesuffix(b"\n").split(b"\n")]
+    return Content(fields, b"\n".join(lines))
+
+
+def default_dedup_key(
+    source: str, type_: str, *, channel: str | None = None, target: str | None = None
+) -> str:
+    """The key of an event type by convention: messages differ by channel, mentions by target."""
+    if type_ == "chat-message" and channel:
+        return f"{source}:{type_}:{channel}"
+    if type_ == "chat-mention" and target:
+        return f"{source}:{type_}:{target}"
+    return f"{source}:{type_}"
+
+
+def encode(
+    source: str, type_: str, priority: str, timestamp_s: int, fields: dict[str, str], payload: bytes
+) -> bytes:
+    """The bytes of an event file with further header lines after the known ones."""
+    extra = b"".join(
+        b"%b: %b\n" % (_bytes(name), _one_line(value)) for name, value in fields.items()
+    )
+    return _head(_bytes(source), _bytes(type_), priority, timestamp_s) + extra + _block(payload)
+
+
+_RANK = {name.encode(): rank for rank, name in enumerate(PRIORITIES)}
+_last_us = 0
+_us_lock = _thread.allocate_lock()
+os.register_at_fork(after_in_child=lambda: _us_lock.release() if _us_lock.locked() else None)
+
+
+def _next_us() -> int:
+    global _last_us
+    with _us_lock:
+        _last_us = max(time.time_ns() // 1000, _last_us + 1)
+        return _last_us
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+
+
+def _one_line(text: str) -> bytes:
+    return _bytes(text).replace(b"\n", b" ").replace(b"\r", b" ")
+
+
+def _check_event(
+    source: str | bytes, type_: str | bytes, priority: str, dedup_key: str | None
+) -> tuple[bytes, bytes, bytes]:
+    source, type_ = _bytes(source), _bytes(type_)
+    for label, text in (("source", source), ("type", type_)):
+        if not text or any(byte in _SPACES for byte in text):
+            from trunkline.errors import InvalidName
+
+            what = f"not contain whitespace: '{os.fsdecode(text)}'" if text else "not be empty"
+            raise InvalidName(f"{label} must {what}", name=os.fsdecode(text))
+    if priority not in PRIORITIES:
+        from trunkline.errors import InvalidOption
+
+        raise InvalidOption(
+            f"invalid priority '{priority}' (use: {', '.join(PRIORITIES)})", name="priority"
+        )
+    key = b"%b:%b" % (source, type_) if dedup_key is None else _bytes(dedup_key)
+    if b"\n" in key:
+        from trunkline.errors import InvalidName
+
+        raise InvalidName("a dedup key is one line", name=dedup_key)
+    return source, type_, key
+
+
+def _check_name(name: str) -> bytes:
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        from trunkline.errors import InvalidName
+
+        raise InvalidName(f"invalid event filename (path traversal): {name}", name=name)
+    if name.startswith("."):  # our lock, and what a publisher has not finished
+        raise _not_found(name)
+    return os.fsencode(name)
+
+
+def _not_found(name: str) -> Exception:
+    from trunkline.errors import NotFound
+
+    return NotFound(f"event not found: {name}", name=name)
+
+
+def _encode(source: bytes, type_: bytes, priority: str, key: bytes, payload: bytes) -> bytes:
+    head = _head(source, type_, priority, time.time_ns() // 1_000_000_000)
+    return head + (b"dedup-key: %b\n" % key if key else b"") + _block(payload)
+
+
+def _head(source: bytes, type_: bytes, priority: str, timestamp_s: int) -> bytes:
+    return b"source: %b\ntype: %b\npriority: %b\ntimestamp: %b\n" % (
+        source,
+        type_,
+        priority.encode(),
+        iso(timestamp_s).encode(),
+    )
+
+
+def _block(payload: bytes) -> bytes:
+    if not payload:
+        return b""
+    lines = payload.removesuffix(b"\n").replace(b"\n", b"\n  ")
+    return b"payload: |\n  %b\n" % lines
+
+
+def iso(seconds: int) -> str:
+    at = time.gmtime(seconds)
+    return (
+        f"{at.tm_year:04d}-{at.tm_mon:02d}-{at.tm_mday:02d}"
+        f"T{at.tm_hour:02d}:{at.tm_min:02d}:{at.tm_sec:02d}Z"
+    )
+
+
+def _header(body: bytes) -> dict[bytes, bytes]:
+    fields: dict[bytes, bytes] = {}
+    for line in body.split(b"\n"):
+        name, found, value = line.partition(b": ")
+        if name == b"payload" or line[:1] in (b" ", b"\t"):
+            break
+        if found:
+            fields.setdefault(name, value)
+    return fields
+
+
+def _read_head(path: bytes) -> bytes | None:
+    """The first bytes of an event, all header lines included; None when it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        head = os.read(fd, _HEAD_BYTES)
+        while len(head) % _HEAD_BYTES == 0 and b"\npayload: " not in head:
+            more = os.read(fd, _HEAD_BYTES)
+            if not more:
+                break
+            head += more
+        return head
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _files(path: bytes, *, sizes: bool = True) -> Iterator[tuple[bytes, int | None, int]]:
+    """(name, µs of the name or None, size) of the regular files that look like events."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            name = entry.name
+            if len(name) < 7 or name[-6:] != SUFFIX:
+                continue
+            try:
+                if entry.is_file():
+                    yield name, _leading_us(name), entry.stat().st_size if sizes else 0
+            except OSError:  # it went away while we looked
+                continue
+
+
+def _leading_us(name: bytes) -> int | None:
+    digits, dash, _ = name.partition(b"-")
+    if not dash or not digits.isdigit() or len(digits) > 31:
+        return None
+    us = int(digits)
+    return us if us <= _INT_MAX else None
+
+
+def parse_int(text: bytes) -> int | None:
+    """What C's strtoll makes of the whole text: spaces and a sign in front, and nothing is 0."""
+    digits = text.lstrip(_SPACES)
+    if digits[:1] in (b"+", b"-"):
+        digits = digits[1:]
+    if not digits.isdigit():
+        return 0 if not text else None
+    if len(digits.lstrip(b"0")) > 19:
+        return None
+    value = -int(digits) if b"-" in text else int(digits)
+    return value if -_INT_MAX - 1 <= value <= _INT_MAX else None
+
+
+def _parse_config(text: bytes) -> Config:
+    config = Config()
+    for line in text.split(b"\n"):
+        name, found, value = line.partition(b":")
+        value = value.strip(_SPACES)
+        if not found or not value or line[:1] == b"#" or len(line) > _CONFIG_LINE_MAX:
+            continue
+        name, number = name.rstrip(_SPACES), parse_int(value)
+        if name == b"notify" and value in (b"inotifywait", b"poll"):
+            config.notify = value.decode()
+        elif number is None:
+            continue
+        elif name == b"retention-max-bytes" and number > 0:
+            config.retention_max_bytes = number
+        elif name == b"dedup-window" and 0 <= number <= _SECONDS_MAX:
+            config.dedup_window_s = number
+        elif name == b"ack-timeout" and 0 <= number <= _SECONDS_MAX:
+            config.ack_timeout_s = number
+        elif name == b"poll-interval" and 0 < number <= 86_400:
+            config.poll_s = number
+    return config
+
+
+def _left(deadline: float | None) -> float:
+    return 3600.0 if deadline is None else deadline - time.monotonic()
+
+
+def _rename(source: bytes, target: bytes) -> None:
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+    # log.atomic would cost its imports on every nbs-bus call, and its files are private (0600);
+    # these belong to every program that works on the directory.
+    os.rename(source, target)  # noqa: TID251
+
+
+def _unlink(path: bytes) -> None:
+    try:  # noqa: SIM105 -- contextlib is an import too many
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def _sync_dir(path: bytes) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

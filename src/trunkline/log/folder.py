@@ -1,0 +1,478 @@
+"""The folder: topics, partitions and groups of one bus, for one process among several.
+
+Synchronous, and safe to share with other processes; within a process one thread at a time may use
+a partition's writer or a group. A child made by ``fork`` must open the folder itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from trunkline.clock import Clock, SystemClock
+from trunkline.errors import (
+    Closed,
+    Conflict,
+    Corrupt,
+    InvalidOption,
+    NoBus,
+    NotFound,
+    StorageError,
+    StorageFull,
+    UnsupportedFormat,
+)
+from trunkline.event import Event, Record, new_id
+from trunkline.group import Group
+from trunkline.log import atomic, layout
+from trunkline.log.head import FORMAT, Head
+from trunkline.log.journal import GroupFile
+from trunkline.log.reader import READ_BYTES, Bounds, PartitionReader
+from trunkline.log.writer import PartitionWriter, Placed
+from trunkline.options import StoreOptions, TopicOptions, changed, make
+from trunkline.topics import check_group, check_topic, is_dead
+
+T = TypeVar("T")
+
+_DEFAULT = TopicOptions()
+_folders: weakref.WeakSet[Folder] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """A forked child must not keep its parent's locks alive."""
+    for folder in list(_folders):
+        folder.abandon()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+class GroupKey(NamedTuple):
+    topic: str
+    partition: int
+    group: str
+
+
+class Folder:
+    def __init__(
+        self, path: str, options: StoreOptions | None = None, clock: Clock | None = None
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self.options = options or StoreOptions()
+        self.clock = clock or SystemClock()
+        self.member = secrets.token_hex(6)
+        self.is_full = False
+        self._pid = os.getpid()
+        self._closed = False
+        self._readers: dict[tuple[str, int], PartitionReader] = {}
+        self._writers: dict[tuple[str, int], PartitionWriter] = {}
+        self._groups: dict[GroupKey, GroupFile] = {}
+        self._member_fd = -1
+        self._topics_until = 0.0
+        self._topics: tuple[tuple[int, int], dict[str, TopicOptions]] = ((-1, -1), {})
+        self._open()
+        _folders.add(self)
+
+    def _open(self) -> None:
+        marker = os.path.join(self.path, "bus.json")
+        if not os.path.exists(marker):
+            # A folder without the marker is adopted if it looks like a bus, made if it is empty.
+            if not self.options.create and not os.path.isdir(os.path.join(self.path, "wal")):
+                raise NoBus(
+                    f"there is no bus at {self.path}",
+                    path=self.path,
+                    hint="trunkline init makes one",
+                )
+            atomic.make_dir(self.path)
+        kind = atomic.network_kind(self.path)
+        if kind is not None and not self.options.allow_network:
+            raise StorageError(
+                f"{self.path} is on a network file system ({kind}), where locks cannot be trusted",
+                path=self.path,
+                hint="use a local disk, or allow_network=True if one process uses it at a time",
+            )
+        for name in ("wal", "offsets", "dlq", "members"):
+            atomic.make_dir(os.path.join(self.path, name))
+        try:
+            with open(marker, "rb") as file:
+                about = msgspec.json.decode(file.read())
+        except FileNotFoundError:
+            about = {"format": FORMAT, "id": new_id(), "created": self.clock.now().isoformat()}
+            atomic.replace_file(marker, msgspec.json.encode(about) + b"\n")
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"bus.json is damaged: {error}", path=marker, position=0) from error
+        if about.get("format", 0) > FORMAT:
+            raise UnsupportedFormat(
+                f"{self.path} has format {about['format']}, this version reads up to {FORMAT}",
+                path=self.path,
+                hint="upgrade trunkline",
+            )
+        self.id = str(about.get("id", ""))
+        if self.options.reserve_bytes:
+            self._fill_reserve()
+
+    # -- topics --------------------------------------------------------------------------------
+
+    def topics(self) -> dict[str, TopicOptions]:
+        """Every topic there is: those that were defined, and those that were published to."""
+        found = dict(self._defined())
+        for folder in ("wal", "dlq"):
+            for name in os.listdir(os.path.join(self.path, folder)):
+                if name.endswith(".head"):
+                    topic, _ = layout.parse_stem(name.removesuffix(".head"), folder == "dlq")
+                    found.setdefault(topic, _DEFAULT)
+        return found
+
+    def topic(self, name: str) -> TopicOptions:
+        """A topic's options. Asked for with every publish, so that a change by another process is
+        seen within a tenth of a second, not at once.
+        """
+        now = time.monotonic()
+        if now > self._topics_until:
+            self._topics_until = now + 0.1
+            self._defined()
+        return self._topics[1].get(name, _DEFAULT)
+
+    def has_topic(self, name: str) -> bool:
+        stem = layout.log_stem(check_topic(name), 0)
+        return name in self._defined() or os.path.exists(os.path.join(self.path, stem + ".head"))
+
+    def define(self, name: str, options: TopicOptions) -> None:
+        """Set the options of a topic. Partitions can be added, not taken away."""
+        check_topic(name)
+        with self._locked_topics() as defined:
+            have = defined.get(name, TopicOptions()).partitions
+            if options.partitions < have:
+                raise Conflict(f"{name} has {have} partitions, they cannot be reduced", topic=name)
+            if is_dead(name) and options.partitions > 1:
+                raise InvalidOption("a dead letter topic has one partition", name="partitions")
+            defined[name] = options
+
+    def remove_topic(self, name: str) -> None:
+        """Remove a topic, its records and its groups for good."""
+        if not self.has_topic(name):
+            raise NotFound(f"there is no topic {name}", topic=name)
+        for key in [key for key in self.groups() if key.topic == name]:
+            self.remove_group(key)
+        for partition in range(self.topic(name).partitions):
+            writer = self.writer(name, partition)
+            writer.begin()
+            stem = layout.log_stem(name, partition)
+            folder, _, start = stem.partition("/")
+            place = os.path.join(self.path, folder)
+            mine = [f for f in os.listdir(place) if _belongs(f, start, folder == "dlq")]
+            mine.sort(key=lambda file: file.endswith(".head"))  # the head, our lock, goes last
+            atomic.remove_files([os.path.join(place, file) for file in mine])
+            writer.end()
+            self._drop(name, partition)
+        with self._locked_topics() as defined:
+            defined.pop(name, None)
+
+    def _defined(self) -> dict[str, TopicOptions]:
+        path = os.path.join(self.path, "topics.json")
+        try:
+            about = os.stat(path)
+        except FileNotFoundError:
+            self._topics = ((-1, -1), {})
+            return {}
+        stamp = (about.st_ino, about.st_mtime_ns)
+        if self._topics[0] != stamp:
+            with open(path, "rb") as file:
+                data = file.read()
+            try:
+                stored = msgspec.json.decode(data, type=dict[str, dict[str, Any]])
+            except msgspec.DecodeError as error:
+                raise Corrupt(f"topics.json is damaged: {error}", path=path, position=0) from error
+            known = {name: make(TopicOptions, values) for name, values in stored.items()}
+            self._topics = (stamp, known)
+        return self._topics[1]
+
+    @contextlib.contextmanager
+    def _locked_topics(self):  # type: ignore[no-untyped-def]
+        marker = os.path.join(self.path, "bus.json")
+        fd = atomic.open_file(marker, os.O_RDONLY)
+        try:
+            atomic.lock(fd, self.options.lock_timeout_s, marker)
+            defined = dict(self._defined())
+            before = dict(defined)
+            yield defined
+            if defined != before:
+                plain = {name: changed(options) for name, options in sorted(defined.items())}
+                text = msgspec.json.format(msgspec.json.encode(plain), indent=2)
+                atomic.replace_file(os.path.join(self.path, "topics.json"), text + b"\n")
+                self._defined()
+        finally:
+            os.close(fd)
+
+    # -- records -------------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: str,
+        partition: int,
+        bodies: Sequence[bytes],
+        events: Sequence[Event],
+        timeout_s: float | None = None,
+    ) -> Placed:
+        """Write one batch; see ``PartitionWriter.append``."""
+        options = self.topic(topic)
+        try:
+            placed = self.writer(topic, partition).append(bodies, events, options, timeout_s)
+        except StorageFull:
+            self.is_full = True
+            raise
+        if self.is_full:
+            self.is_full = False
+            self._fill_reserve()
+        return placed
+
+    def read(
+        self, topic: str, partition: int, start: int, limit: int, bytes_max: int = READ_BYTES
+    ) -> list[Record]:
+        return self.reader(topic, partition).read(start, limit, bytes_max)
+
+    def bounds(self, topic: str, partition: int) -> Bounds:
+        return self.reader(topic, partition).bounds()
+
+    def seek(self, topic: str, partition: int, when: datetime) -> int:
+        return self.reader(topic, partition).seek(when)
+
+    def reader(self, topic: str, partition: int) -> PartitionReader:
+        key = (topic, partition)
+        reader = self._readers.get(key)
+        if reader is None:
+            self._check()
+            check_topic(topic)
+            reader = self._readers[key] = PartitionReader(self.path, topic, partition)
+        return reader
+
+    def fresh_reader(self, topic: str, partition: int) -> PartitionReader:
+        """A reader of one's own, for another thread."""
+        return PartitionReader(self.path, check_topic(topic), partition)
+
+    def forget(self, topic: str, partition: int) -> None:
+        """Look at the files anew: they were rewritten."""
+        reader = self._readers.get((topic, partition))
+        if reader is not None:
+            reader.forget()
+
+    def writer(self, topic: str, partition: int) -> PartitionWriter:
+        if os.getpid() != self._pid or self._closed:
+            self._check()
+        key = (topic, partition)
+        writer = self._writers.get(key)
+        if writer is None:
+            check_topic(topic)
+            writer = PartitionWriter(self.path, topic, partition, self.options, self.clock)
+            self._writers[key] = writer
+        return writer
+
+    def _drop(self, topic: str, partition: int) -> None:
+        for one in (
+            self._readers.pop((topic, partition), None),
+            self._writers.pop((topic, partition), None),
+        ):
+            if one is not None:
+                with contextlib.suppress(OSError):
+                    one.close()
+
+    # -- groups --------------------------------------------------------------------------------
+
+    def step(
+        self, key: GroupKey, action: Callable[[Group], T], timeout_s: float | None = None
+    ) -> T:
+        """Run ``action`` on a group under its lock, after what members that are gone held was
+        freed. What it changed is seen by every other process.
+        """
+        if os.getpid() != self._pid or self._closed:
+            self._check()
+        file = self._group(key)
+        if timeout_s is None:
+            timeout_s = self.options.lock_timeout_s
+        result = file.step(action, timeout_s, before=self._free_the_dead, make_room=self._make_room)
+        if file.size > self.options.snapshot_bytes:
+            file.renew(self._segment(key))
+        return result
+
+    def group(self, key: GroupKey) -> Group:
+        """The group as it is now; ``NotFound`` if there is none."""
+        if not self.has_group(key):
+            raise NotFound(
+                f"there is no group {key.group} on {key.topic}/{key.partition}", group=key.group
+            )
+        return self.step(key, lambda group: group)
+
+    def has_group(self, key: GroupKey) -> bool:
+        return self._group(key).exists()
+
+    def groups(self) -> list[GroupKey]:
+        found: set[GroupKey] = set()
+        place = os.path.join(self.path, "offsets")
+        for name in os.listdir(place):
+            if not name.endswith(".journal"):
+                continue
+            parsed = layout.parse_group_stem(name.removesuffix(".journal"))
+            if parsed is None:
+                parsed = _group_of(os.path.join(place, name))
+            if parsed is not None:
+                found.add(GroupKey(*parsed))
+        return sorted(found)
+
+    def remove_group(self, key: GroupKey) -> None:
+        if not self.has_group(key):
+            raise NotFound(f"there is no group {key.group} on {key.topic}", group=key.group)
+        self._groups.pop(key, self._group(key)).remove()
+
+    def floors(self, topic: str, partition: int) -> list[int]:
+        """Where each group of the partition stands. May be asked from any thread."""
+        floors = []
+        for key in self.groups():
+            if key.topic == topic and key.partition == partition:
+                file = GroupFile(self.path, key, self.clock, self.options.lock_timeout_s)
+                floors.append(file.step(lambda group: group.floor, self.options.lock_timeout_s))
+                file.close()
+        return floors
+
+    def _group(self, key: GroupKey) -> GroupFile:
+        file = self._groups.get(key)
+        if file is None:
+            check_topic(key.topic)
+            check_group(key.group)
+            file = GroupFile(self.path, key, self.clock, self.options.lock_timeout_s)
+            self._groups[key] = file
+        return file
+
+    def _segment(self, key: GroupKey) -> int:
+        floor = self._group(key).group.floor
+        return self.reader(key.topic, key.partition).segment_of(floor)
+
+    def join(self) -> str:
+        """Become a member: as long as this process lives, what it leases is its own."""
+        if self._member_fd < 0:
+            path = os.path.join(self.path, "members", self.member)
+            self._member_fd = atomic.open_file(path, os.O_RDWR | os.O_CREAT)
+            atomic.lock(self._member_fd, self.options.lock_timeout_s, path)
+        return self.member
+
+    def is_alive(self, member: str) -> bool:
+        return atomic.is_locked(os.path.join(self.path, "members", member))
+
+    def _free_the_dead(self, group: Group) -> None:
+        if not group.leases:
+            return
+        for member in group.holders():
+            if member != self.member and not self.is_alive(member):
+                group.free(member)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.path, "members", member))
+
+    # -- room ----------------------------------------------------------------------------------
+
+    def _fill_reserve(self) -> None:
+        """Keep some room aside, so that acks and retention work on a full device."""
+        path = os.path.join(self.path, "reserve")
+        try:
+            fd = atomic.open_file(path, os.O_WRONLY | os.O_CREAT)
+        except OSError:
+            return
+        try:
+            if os.fstat(fd).st_size < self.options.reserve_bytes:
+                os.posix_fallocate(fd, 0, self.options.reserve_bytes)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, 0)
+        finally:
+            os.close(fd)
+
+    def _make_room(self) -> bool:
+        path = os.path.join(self.path, "reserve")
+        try:
+            if os.stat(path).st_size == 0:
+                return False
+            os.truncate(path, 0)
+        except OSError:
+            return False
+        return True
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def sync_groups(self) -> None:
+        """Make durable what groups noted without waiting for it."""
+        for file in list(self._groups.values()):
+            file.sync()
+
+    def head(self, topic: str, partition: int) -> Head:
+        return self.reader(topic, partition).head()
+
+    def close(self) -> None:
+        """Sync, write the groups' snapshots, let go of everything. Later calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() != self._pid:
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._leave)
+            for reader in self._readers.values():
+                stack.callback(reader.close)
+            for writer in self._writers.values():
+                stack.callback(writer.close)
+            for key, file in self._groups.items():
+                stack.callback(file.close)
+                if file.exists():
+                    stack.callback(self._save_group, key, file)
+
+    def _save_group(self, key: GroupKey, file: GroupFile) -> None:
+        with contextlib.suppress(StorageFull):
+            reader = PartitionReader(self.path, key.topic, key.partition)
+            try:
+                file.save(reader.segment_of(file.group.floor))
+            finally:
+                reader.close()
+
+    def abandon(self) -> None:
+        """Let go of the member lock without a word, as the death of the process would."""
+        if self._member_fd >= 0:
+            os.close(self._member_fd)
+            self._member_fd = -1
+
+    def _leave(self) -> None:
+        if self._member_fd >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.path, "members", self.member))
+            os.close(self._member_fd)
+            self._member_fd = -1
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise Closed("this bus was opened before a fork", hint="open it again in the child")
+        if self._closed:
+            raise Closed("the bus is closed")
+
+
+def _belongs(file: str, stem: str, in_dlq: bool) -> bool:
+    if file == stem + ".head":
+        return True
+    name = file.removesuffix(".corrupt")
+    if name.endswith(".index"):
+        return name[:-15] == stem
+    parsed = layout.parse_segment(name, in_dlq)
+    return parsed is not None and parsed[0] == stem
+
+
+def _group_of(path: str) -> tuple[str, int, str] | None:
+    """The group a journal belongs to, from its first line."""
+    with open(path, "rb") as file:
+        line = file.readline()
+    try:
+        header = msgspec.json.decode(line)
+        return header["topic"], header["partition"], header["group"]
+    except (msgspec.DecodeError, KeyError):
+        return None

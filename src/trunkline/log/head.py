@@ -1,0 +1,123 @@
+"""Where a partition's log ends: one small line in a file that is never replaced.
+
+The file is also the partition's lock. Whoever holds the lock may append; when the bytes are durable
+the holder writes the new end here, and only then does any reader look at them. The line is written
+after the data it speaks of, so it may be late after a crash but it never promises too much.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from trunkline.errors import UnsupportedFormat
+from trunkline.log import atomic
+from trunkline.log.line import Damaged, close_line, parse_object
+
+FORMAT = 1
+_SIZE = 320
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """``end`` is what may be read of the last segment, ``durable`` what a power cut leaves of it.
+
+    ``start`` is the first offset that still counts, ``sum`` the CRC-32 of the segment so far,
+    ``ts`` the latest event time in it, ``indexed`` the last position noted in its index. ``epoch``
+    rises when visible records were lost, so that a group notices that offsets were used again.
+    """
+
+    format: int = FORMAT
+    epoch: int = 1
+    segment: int = 1
+    records: int = 0
+    start: int = 1
+    next: int = 1
+    end: int = 0
+    durable: int = 0
+    sum: int = 0
+    ts: int = 0
+    indexed: int = 0
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encode(head: Head) -> bytes:
+    return close_line(_encode(head)[:-1]).ljust(_SIZE - 1) + b"\n"
+
+
+def decode(raw: bytes) -> Head | None:
+    """None for an empty or damaged line: the log's own files then say where it ends."""
+    text = raw.partition(b"\n")[0]
+    if not text:
+        return None
+    try:
+        head = msgspec.convert(parse_object(text), Head)
+    except (Damaged, msgspec.ValidationError, msgspec.DecodeError):
+        return None
+    if head.format > FORMAT:
+        raise UnsupportedFormat(
+            f"the log has format {head.format}, this version reads up to {FORMAT}",
+            hint="upgrade trunkline",
+        )
+    return head
+
+
+class HeadFile:
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.fd = -1
+        self._seen: tuple[bytes, Head | None] = (b"", None)
+
+    def open(self, *, create: bool) -> bool:
+        """False if there is no such file. Opens it anew if the one held was removed meanwhile."""
+        if self.fd >= 0:
+            if os.fstat(self.fd).st_nlink:
+                return True
+            self.close()
+        try:
+            self.fd = atomic.open_file(self.path, os.O_RDWR)
+        except FileNotFoundError:
+            if not create:
+                return False
+            try:
+                self.fd = atomic.create_file(self.path)
+            except FileExistsError:
+                self.fd = atomic.open_file(self.path, os.O_RDWR)
+        return True
+
+    def lock(self, timeout_s: float) -> None:
+        """Open and lock the file under its present name."""
+        while True:
+            self.open(create=True)
+            atomic.lock(self.fd, timeout_s, self.path)
+            if os.fstat(self.fd).st_nlink:
+                return
+            self.close()
+
+    def unlock(self) -> None:
+        if self.fd >= 0:
+            atomic.unlock(self.fd)
+
+    def load(self) -> Head | None:
+        raw = os.pread(self.fd, _SIZE, 0)
+        seen, head = self._seen
+        if raw != seen or head is None:
+            head = decode(raw)
+            if head is None and raw:  # perhaps it was read while it was written
+                raw = os.pread(self.fd, _SIZE, 0)
+                head = decode(raw)
+            self._seen = (raw, head)
+        return head
+
+    def store(self, head: Head) -> None:
+        raw = encode(head)
+        os.pwrite(self.fd, raw, 0)
+        self._seen = (raw, head)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self._seen = (b"", None)

@@ -1,0 +1,74 @@
+"""Names to paths and back: the only module that knows the folder's tree.
+
+::
+
+    wal/actions.00000001.jsonl       a segment          wal/actions.head    where the log ends
+    wal/actions~3.00000001.jsonl     of partition 3     wal/actions.00000001.index
+    offsets/actions__learner.json    a group: snapshot, .journal, .lock
+    dlq/actions.dlq.jsonl            the topic actions.DLQ, its first segment
+    members/<id>                     locked for as long as a process is a member
+    topics.json  bus.json  reserve
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from trunkline.topics import DEAD_SUFFIX, is_dead
+
+_STEM_MAX = 230
+_SEGMENT = re.compile(r"(?P<stem>.+)\.(?P<number>\d{8})\.jsonl(?P<zst>\.zst)?")
+_DEAD_FIRST = re.compile(r"(?P<stem>.+\.dlq)\.jsonl(?P<zst>\.zst)?")
+
+
+def log_stem(topic: str, partition: int) -> str:
+    """The path of a partition's files, relative to the folder, without number and ending."""
+    mark = f"~{partition}" if partition else ""
+    if is_dead(topic):
+        return f"dlq/{topic.removesuffix(DEAD_SUFFIX)}{mark}.dlq"
+    return f"wal/{topic}{mark}"
+
+
+def segment_path(stem: str, number: int) -> str:
+    if number == 1 and stem.startswith("dlq/"):
+        return f"{stem}.jsonl"
+    return f"{stem}.{number:08d}.jsonl"
+
+
+def parse_segment(name: str, in_dlq: bool) -> tuple[str, int, bool] | None:
+    """``(stem without folder, number, compressed)`` of a segment's file name."""
+    match = _SEGMENT.fullmatch(name)
+    if match:
+        return match["stem"], int(match["number"]), bool(match["zst"])
+    match = _DEAD_FIRST.fullmatch(name) if in_dlq else None
+    return (match["stem"], 1, bool(match["zst"])) if match else None
+
+
+def parse_stem(stem: str, in_dlq: bool) -> tuple[str, int]:
+    """``(topic, partition)`` of a partition's files."""
+    if in_dlq:
+        stem = stem.removesuffix(".dlq")
+    name, _, partition = stem.partition("~")
+    return name + (DEAD_SUFFIX if in_dlq else ""), int(partition or 0)
+
+
+def group_stem(topic: str, partition: int, group: str) -> str:
+    """The path of a group's files without ending. A name too long for a file is cut and told apart
+    by its digest; the files themselves say which group they belong to.
+    """
+    mark = f"~{partition}" if partition else ""
+    stem = f"{topic}{mark}__{group}"
+    if len(stem) > _STEM_MAX:
+        digest = hashlib.sha256(stem.encode()).hexdigest()[:32]
+        stem = f"{stem[: _STEM_MAX - 33]}~{digest}"
+    return f"offsets/{stem}"
+
+
+def parse_group_stem(stem: str) -> tuple[str, int, str] | None:
+    """``(topic, partition, group)``, or None where the name was cut."""
+    left, mark, group = stem.rpartition("__")
+    topic, _, partition = left.partition("~")
+    if not mark or "~" in group or (partition and not partition.isdigit()):
+        return None
+    return topic, int(partition or 0), group

@@ -1,0 +1,255 @@
+"""Reading one partition: no lock, no thread, nothing written.
+
+A reader stops at the head, so it never shows a record that a crash could still take back. What it
+cannot read it reports: a damaged line, or offsets that no file holds, raise ``Corrupt``.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from datetime import datetime
+from typing import NamedTuple
+
+from trunkline.errors import Corrupt, OutOfRange
+from trunkline.event import Record
+from trunkline.log import layout
+from trunkline.log.head import Head, HeadFile
+from trunkline.log.line import Damaged, parse, read_records
+from trunkline.log.recovery import survey
+from trunkline.log.segment import Segment
+
+READ_BYTES = 256 * 1024
+
+
+class Bounds(NamedTuple):
+    """Half-open: the offsets that can be read are ``first <= offset < next``."""
+
+    first: int
+    next: int
+
+
+def list_segments(root: str, stem: str) -> list[Segment]:
+    """The partition's segments in order. Where a crash left a segment both plain and compressed,
+    the plain one counts.
+    """
+    folder, _, name = stem.partition("/")
+    found: dict[int, Segment] = {}
+    try:
+        names = os.listdir(os.path.join(root, folder))
+    except FileNotFoundError:
+        return []
+    for file in names:
+        if not file.startswith(name + "."):
+            continue
+        bad = file.endswith(".corrupt")
+        parsed = layout.parse_segment(file.removesuffix(".corrupt"), folder == "dlq")
+        if parsed is None or parsed[0] != name:
+            continue
+        number, packed = parsed[1], parsed[2]
+        known = found.get(number)
+        if known is None or (known.packed and not packed) or (known.bad and not bad):
+            found[number] = Segment(root, stem, number, packed=packed, bad=bad)
+    return [found[number] for number in sorted(found)]
+
+
+class PartitionReader:
+    def __init__(self, root: str, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._root = root
+        self._stem = layout.log_stem(topic, partition)
+        self._file = HeadFile(os.path.join(root, self._stem + ".head"))
+        self._segments: list[Segment] = []
+        self._places: dict[int, tuple[Segment, int]] = {}
+
+    def head(self) -> Head:
+        """Where the log ends now."""
+        head = self._file.load() if self._file.open(create=False) else None
+        if head is None:
+            segments = list_segments(self._root, self._stem)
+            head = survey(segments, None).head if segments else Head()
+        return head
+
+    def bounds(self) -> Bounds:
+        head = self.head()
+        return Bounds(head.start, head.next)
+
+    def read(
+        self, start: int, limit: int = 1000, bytes_max: int = READ_BYTES, strict: bool = True
+    ) -> list[Record]:
+        """Up to ``limit`` records from ``start`` on, fewer when ``bytes_max`` is reached, at least
+        one when there is one. Offsets may be missing where the log was compacted.
+
+        ``strict=False`` begins at the first offset there is when ``start`` was trimmed away.
+        """
+        head = self.head()
+        if start < head.start:
+            if strict:
+                raise OutOfRange(
+                    f"{self.topic}/{self.partition} begins at offset {head.start}, not {start}",
+                    offset=start,
+                    first=head.start,
+                    next=head.next,
+                    hint="it was removed by retention or purge",
+                )
+            start = head.start
+        while start < head.next and limit > 0:
+            try:
+                segment, position = self._place(start, head)
+                records, end_position, after = self._read_segment(
+                    segment, position, start, limit, bytes_max, head
+                )
+            except FileNotFoundError:  # removed or replaced since it was listed
+                self.forget()
+                return self.read(start, limit, bytes_max, strict)
+            if records:
+                self._remember(records[-1].offset + 1, segment, end_position)
+                return records
+            start = after
+        return []
+
+    def seek(self, when: datetime) -> int:
+        """The offset of the first record whose time is at or after ``when``, else the next one."""
+        head = self.head()
+        wanted = int(when.timestamp() * 1_000_000)
+        for segment in self._listed(head):
+            active = segment.number == head.segment
+            seal = None if active or segment.bad else segment.seal
+            if (seal and seal.ts < wanted) or (active and head.ts < wanted) or segment.bad:
+                continue
+            end = head.end if active else segment.size()
+            for place, text in segment.lines(_time_hint(segment, wanted), end):
+                try:
+                    line = parse(text)
+                except Damaged as error:
+                    raise self._corrupt(segment, place, str(error)) from None
+                meta = line.meta
+                if meta is not None and meta.ts >= when and line.offset >= head.start:
+                    return line.offset
+        return head.next
+
+    def segment_of(self, offset: int) -> int:
+        """The number of the segment that holds ``offset``, or would."""
+        number = 1
+        for segment in self.files():
+            if not segment.bad and (segment.first or offset + 1) <= max(offset, 1):
+                number = segment.number
+        return number
+
+    def files(self) -> list[Segment]:
+        """Its segments, in order."""
+        return self._listed(self.head())
+
+    def close(self) -> None:
+        self._file.close()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what is known of the files, after they were rewritten."""
+        for segment in self._segments:
+            segment.close()
+        self._segments, self._places = [], {}
+
+    def _listed(self, head: Head) -> list[Segment]:
+        if not self._segments or self._segments[-1].number < head.segment:
+            known = {segment.number: segment for segment in self._segments}
+            self._segments = [
+                known.pop(fresh.number, fresh) for fresh in list_segments(self._root, self._stem)
+            ]
+            for gone in known.values():
+                gone.close()
+        return self._segments
+
+    def _place(self, offset: int, head: Head) -> tuple[Segment, int]:
+        """The segment that holds ``offset``, and where in it to begin."""
+        place = self._places.pop(offset, None)
+        if place is not None:
+            return place
+        segments = [s for s in self._listed(head) if s.number <= head.segment]
+        # A segment without a readable first line is the empty last one, or a quarantined one.
+        firsts = [(s.first if not s.bad else None) for s in segments]
+        known = [(first, i) for i, first in enumerate(firsts) if first is not None]
+        at = bisect_right(known, offset, key=lambda pair: pair[0]) - 1
+        if at < 0:
+            raise self._missing(segments, offset)
+        segment = segments[known[at][1]]
+        end = head.end if segment.number == head.segment else segment.size()
+        return segment, segment.locate(offset, end)
+
+    def _read_segment(
+        self, segment: Segment, position: int, start: int, limit: int, bytes_max: int, head: Head
+    ) -> tuple[list[Record], int, int]:
+        """Records at or after ``start``, the position after them, and the offset to go on with
+        if there were none.
+        """
+        active = segment.number == head.segment
+        end = head.end if active else segment.size()
+        data = segment.read(position, min(bytes_max, end - position))
+        cut = data.rfind(b"\n") + 1
+        while not cut and position + len(data) < end:
+            data += segment.read(position + len(data), min(bytes_max, end - position - len(data)))
+            cut = data.rfind(b"\n") + 1
+        records, good = read_records(data[:cut], self.partition, limit)
+        if not records and (good < cut or (not cut and position < end)):
+            raise self._corrupt(segment, position + good, "the checksum does not fit")
+        after = head.next if active else self._after(segment, head)
+        while records and records[-1].offset >= after:
+            records.pop()  # written before a failed sync, never acknowledged, numbered anew since
+        if not records:
+            if not active and start < after and not self._may_miss(segment):
+                raise self._missing([segment], start)
+            return [], 0, max(after, start + 1) if active else after
+        first, last = records[0].offset, records[-1].offset
+        if (first != start or last - first != len(records) - 1) and not self._may_miss(segment):
+            raise self._corrupt(segment, position, f"offset {start} is missing")
+        return records, position + good, 0
+
+    def _may_miss(self, segment: Segment) -> bool:
+        return segment.seal is not None and segment.holes
+
+    def _after(self, segment: Segment, head: Head) -> int:
+        """The first offset behind a finished segment."""
+        later = [s for s in self._listed(head) if s.number > segment.number]
+        for follower in later:
+            if follower.bad or follower.number > head.segment:
+                break
+            if follower.first is not None:
+                return follower.first
+        seal = segment.seal
+        return seal.last + 1 if seal else head.next
+
+    def _remember(self, offset: int, segment: Segment, position: int) -> None:
+        if len(self._places) > 64:
+            self._places.clear()
+        self._places[offset] = (segment, position)
+
+    def _corrupt(self, segment: Segment, position: int, why: str) -> Corrupt:
+        return Corrupt(
+            f"{os.path.relpath(segment.path, self._root)} is damaged at byte {position}: {why}",
+            path=segment.path,
+            position=position,
+            hint="run 'trunkline verify', then 'trunkline doctor --salvage'",
+        )
+
+    def _missing(self, segments: list[Segment], offset: int) -> Corrupt:
+        bad = [s for s in self._segments if s.bad]
+        name = next(iter(bad or segments), None)
+        where = os.path.relpath(name.path, self._root) if name else self._stem
+        return Corrupt(
+            f"offset {offset} of {self.topic}/{self.partition} is in no readable file: see {where}",
+            path=name.path if name else os.path.join(self._root, self._stem),
+            position=0,
+            offset=offset,
+            hint="run 'trunkline verify', then 'trunkline doctor --salvage'",
+        )
+
+
+def _time_hint(segment: Segment, wanted: int) -> int:
+    """A position before which no event time reaches ``wanted``."""
+    position = 0
+    for entry in segment.entries():
+        if entry.ts >= wanted:
+            break
+        position = entry.position
+    return position

@@ -1,0 +1,179 @@
+"""After a crash: where does the log end, and is what lies behind it a torn tail or damage?
+
+A line that does not fit is a **torn tail** only if nothing says that it was durable once: neither
+the head, nor the commit of any later line, nor a later segment. Then it was never acknowledged and
+is cut. Everything else is **damage**, and damage is never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+from msgspec.structs import replace
+
+from trunkline.log.head import Head
+from trunkline.log.line import Damaged, Line, parse
+from trunkline.log.segment import Segment
+
+
+class Damage(NamedTuple):
+    segment: Segment
+    position: int
+    why: str
+
+
+class Survey(NamedTuple):
+    """``head`` is the true end. ``cuts`` are the segments that are longer than what counts, with
+    the length to keep; ``open`` are those behind which the log went on without sealing them.
+    """
+
+    head: Head
+    cuts: list[tuple[Segment, int]]
+    open: list[tuple[Segment, Head]]
+    damage: Damage | None
+    lost: bool = False
+
+
+def survey(segments: Sequence[Segment], head: Head | None) -> Survey:
+    """Look at the files; change nothing. ``head`` is what the head file says, if it says anything."""
+    usable = [s for s in segments if not s.bad]
+    lost = False
+    if head is not None:
+        here = next((s for s in usable if s.number == head.segment), None)
+        size = here.size() if here else 0
+        if here is not None and size < head.durable:
+            why = f"it is {size} bytes long, {head.durable} were durable"
+            return Survey(head, [], [], Damage(here, size, why))
+        if here is None and (head.durable or any(s.number > head.segment for s in segments)):
+            gone = next((s for s in segments if s.number == head.segment), None)
+            if gone is None:
+                stand_in = segments[-1] if segments else None
+                if stand_in is not None:
+                    why = f"segment {head.segment} is gone"
+                    return Survey(head, [], [], Damage(stand_in, 0, why))
+        lost = size < head.end
+    if head is None or lost:
+        state, rest = _from_seals(usable, head)
+    else:
+        state, rest = head, [s for s in usable if s.number >= head.segment]
+    found = _walk(state, rest, head)
+    if lost and head is not None:
+        newer = found.head.next < head.next
+        fresh = replace(found.head, epoch=head.epoch + newer, start=head.start)
+        return found._replace(head=fresh, lost=True)
+    return found
+
+
+def _from_seals(segments: list[Segment], head: Head | None) -> tuple[Head, list[Segment]]:
+    """The state at the end of the last sealed segment, and the segments after it."""
+    base = Head(epoch=head.epoch, start=head.start) if head else Head()
+    if segments and segments[0].first and not head:
+        base = replace(base, start=segments[0].first, next=segments[0].first)
+    for at in range(len(segments) - 1, -1, -1):
+        seal = segments[at].seal
+        if seal is not None:
+            start = base.start
+            following = replace(base, segment=segments[at].number + 1, next=seal.last + 1)
+            return replace(following, start=start), segments[at + 1 :]
+    first = segments[0].number if segments else 1
+    return replace(base, segment=first), segments
+
+
+def _walk(state: Head, segments: list[Segment], head: Head | None) -> Survey:
+    cuts: list[tuple[Segment, int]] = []
+    unsealed: list[tuple[Segment, Head]] = []
+    for at, segment in enumerate(segments):
+        if segment.number != state.segment:
+            state = replace(
+                state, segment=segment.number, end=0, durable=0, sum=0, records=0, ts=0, indexed=0
+            )
+        upper = next((s.first for s in segments[at + 1 :] if s.first is not None), None)
+        durable = head.durable if head and head.segment == segment.number else 0
+        end, damage = _scan(segment, state, upper, durable)
+        if damage is not None:
+            return Survey(end, cuts, unsealed, damage)
+        sealed = segment.seal is not None
+        if not sealed and segment.size() > end.end:
+            cuts.append((segment, end.end))
+        if sealed:
+            end = replace(
+                end, segment=segment.number + 1, end=0, durable=0, sum=0, records=0, ts=0, indexed=0
+            )
+        elif at + 1 < len(segments):
+            unsealed.append((segment, end))
+        state = end
+    return Survey(state, cuts, unsealed, None)
+
+
+def _scan(
+    segment: Segment, state: Head, upper: int | None, durable: int
+) -> tuple[Head, Damage | None]:
+    """Follow whole batches from ``state`` on. ``upper`` is where the next segment begins."""
+    size = segment.size()
+    good = state
+    batch: list[Line] = []
+    sum_, expected, trouble = state.sum, state.next, None
+    for position, text in segment.lines(state.end, size):
+        try:
+            line = parse(text)
+        except Damaged as error:
+            trouble = (position, str(error))
+            break
+        if line.seal is not None:
+            good = replace(good, end=size, durable=size)
+            break
+        if upper is not None and line.offset >= upper and not batch:
+            break
+        if line.offset != expected:
+            trouble = (position, f"offset {line.offset} stands where {expected} belongs")
+            break
+        expected += 1
+        sum_ = crc32(b"\n", crc32(text, sum_))
+        batch.append(line)
+        if line.commit is not None:
+            end = position + len(text) + 1
+            latest = max(int(x.meta.ts.timestamp() * 1_000_000) for x in batch if x.meta)
+            good = replace(
+                good,
+                next=expected,
+                end=end,
+                durable=end,
+                sum=sum_,
+                records=good.records + len(batch),
+                ts=max(good.ts, latest),
+            )
+            batch = []
+    if trouble is None and good.end < min(durable, size):
+        trouble = (good.end, "a batch lacks its end")
+    if upper is not None and good.next < upper:
+        position, why = trouble or (good.end, f"offsets {good.next} to {upper - 1} are missing")
+        return good, Damage(segment, position, why)
+    if trouble is not None and (trouble[0] < durable or _was_durable(segment, trouble[0], size)):
+        return _beyond(segment, good, size), Damage(segment, *trouble)
+    return good, None
+
+
+def _was_durable(segment: Segment, position: int, size: int) -> bool:
+    """Whether a line behind ``position`` says that those bytes were durable."""
+    for place, text in segment.lines(position, size):
+        if place > position:
+            try:
+                line = parse(text)
+            except Damaged:
+                continue
+            if line.seal is not None or (line.commit and line.commit.durable > position):
+                return True
+    return False
+
+
+def _beyond(segment: Segment, good: Head, size: int) -> Head:
+    """The state with ``next`` behind every line that can be read, so that no offset is reused."""
+    last = good.next - 1
+    for _, text in segment.lines(good.end, size):
+        try:
+            last = max(last, parse(text).offset)
+        except Damaged:
+            continue
+    return replace(good, next=last + 1)

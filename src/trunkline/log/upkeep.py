@@ -1,0 +1,388 @@
+"""What is done to a log besides appending: trim, retention, compaction, compression, verification.
+
+Finished segments are never changed in place: a new file takes the old one's name, and until it does
+the old one counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import NamedTuple
+from zlib import crc32
+
+from msgspec.structs import replace
+
+from trunkline.errors import Corrupt, NotFound, TrunklineError
+from trunkline.log import atomic
+from trunkline.log.folder import Folder
+from trunkline.log.head import Head
+from trunkline.log.line import Damaged, Line, Seal, frame_seal, parse
+from trunkline.log.segment import Entry, Segment, index_line, pack
+from trunkline.ranges import compress as compress_ranges
+
+_FRAME = 1024 * 1024
+Progress = Callable[[int, int], None]
+
+
+def trim(folder: Folder, topic: str, partition: int, before: int) -> int:
+    """Remove the records below ``before``. Returns how many are gone.
+
+    They are out of sight at once; their files go as soon as all of a file is below. The last file
+    stays, emptied, because it says which offset comes next.
+    """
+    writer = folder.writer(topic, partition)
+    head = writer.begin()
+    try:
+        before = min(before, head.next)
+        if before <= head.start:
+            return 0
+        if before == head.next:
+            head = writer.roll(head)
+        removed = before - head.start
+        head = replace(head, start=before)
+        writer.save(head, durable=True)
+        done = [s for s in writer.segments() if s.number < head.segment and _last(s, head) < before]
+        if done and done[-1].number == head.segment - 1 and head.end == 0:
+            last = done.pop()
+            if not last.bad and last.seal is not None and last.seal.count:
+                _rewrite(last, [], replace(last.seal, count=0, holes=True))
+        atomic.remove_files([path for s in done for path in (s.path, s.index_path)])
+        return removed
+    finally:
+        writer.end()
+
+
+def _last(segment: Segment, head: Head) -> int:
+    """The last offset a finished segment may hold."""
+    if not segment.bad and segment.seal is not None:
+        return segment.seal.last
+    return head.start - 1 if segment.bad else head.next
+
+
+def retain(folder: Folder, topic: str, partition: int) -> int:
+    """Apply the topic's retention. Returns how many records are gone."""
+    options = folder.topic(topic)
+    reader = folder.fresh_reader(topic, partition)
+    try:
+        head = reader.head()
+        before = head.start
+        if options.retention_records is not None:
+            before = max(before, head.next - options.retention_records)
+        if options.retention_age_s is not None:
+            oldest = folder.clock.now() - timedelta(seconds=options.retention_age_s)
+            before = max(before, reader.seek(oldest))
+        if options.retention_bytes is not None:
+            room = options.retention_bytes
+            for segment in reversed(reader.files()):
+                room -= os.stat(segment.path).st_size
+                if room < 0 and segment.number < head.segment and not segment.bad:
+                    before = max(before, _last(segment, head) + 1)
+                    break
+    finally:
+        reader.close()
+    if options.retain_unsettled:
+        before = min([before, *(floor + 1 for floor in folder.floors(topic, partition))])
+    return trim(folder, topic, partition, before) if before > head.start else 0
+
+
+def compact(folder: Folder, topic: str, partition: int, progress: Progress | None = None) -> int:
+    """Keep only the latest record of each key in finished segments. Returns how many went.
+
+    Records without a key stay. A null payload is a tombstone: it removes its key, and goes itself
+    once every group has seen it. What some group has not settled stays unless the topic says so.
+    """
+    options = folder.topic(topic)
+    reader = folder.fresh_reader(topic, partition)
+    try:
+        head = reader.head()
+        files = [s for s in reader.files() if not s.bad]
+        limit = head.next - 1
+        if options.retain_unsettled:
+            limit = min([limit, *folder.floors(topic, partition)])
+        latest: dict[str, int] = {}
+        for done, segment in enumerate(files):
+            for line, _ in _records(segment, head):
+                if line.meta is not None and line.meta.key is not None:
+                    latest[line.meta.key] = line.offset
+            if progress is not None:
+                progress(done + 1, 2 * len(files))
+        removed = 0
+        for done, segment in enumerate(files):
+            seal = segment.seal if segment.number < head.segment else None
+            if seal is not None:
+                kept = [
+                    (line, text)
+                    for line, text in _records(segment, head)
+                    if line.offset > limit or _is_latest(line, latest)
+                ]
+                if len(kept) < seal.count:
+                    removed += seal.count - len(kept)
+                    _rewrite(segment, kept, replace(seal, count=len(kept), holes=True))
+            if progress is not None:
+                progress(len(files) + done + 1, 2 * len(files))
+        return removed
+    finally:
+        reader.close()
+
+
+def _is_latest(line: Line, latest: dict[str, int]) -> bool:
+    if line.meta is None or line.meta.key is None:
+        return True
+    return latest[line.meta.key] == line.offset and line.meta.payload is not None
+
+
+def pack_segments(folder: Folder, topic: str, partition: int) -> int:
+    """Compress finished segments. Returns how many."""
+    reader = folder.fresh_reader(topic, partition)
+    packed = 0
+    try:
+        head = reader.head()
+        for segment in reader.files():
+            if segment.number < head.segment and not (segment.packed or segment.bad):
+                seal = segment.seal
+                if seal is not None:
+                    lines = [(line, text) for line, text in _records(segment, head)]
+                    _rewrite(segment, lines, seal, packed=True)
+                    atomic.remove_files([segment.path])
+                    packed += 1
+    finally:
+        reader.close()
+    return packed
+
+
+def tend(folder: Folder) -> None:
+    """Do for every topic what its options ask for."""
+    for topic, options in folder.topics().items():
+        limits = (options.retention_age_s, options.retention_bytes, options.retention_records)
+        for partition in range(options.partitions):
+            if any(limit is not None for limit in limits):
+                retain(folder, topic, partition)
+            if options.compact:
+                compact(folder, topic, partition)
+            if options.compress:
+                pack_segments(folder, topic, partition)
+
+
+def _records(segment: Segment, head: Head) -> Iterator[tuple[Line, bytes]]:
+    end = head.end if segment.number == head.segment else segment.size()
+    for position, text in segment.lines(0, end):
+        try:
+            line = parse(text)
+        except Damaged as error:
+            raise Corrupt(
+                f"{os.path.basename(segment.path)} is damaged at byte {position}: {error}",
+                path=segment.path,
+                position=position,
+            ) from None
+        if line.seal is None:
+            yield line, text
+
+
+def _rewrite(
+    segment: Segment,
+    lines: Iterable[tuple[Line, bytes]],
+    seal: Seal,
+    *,
+    packed: bool | None = None,
+) -> None:
+    """Put a new file in the place of a finished segment, with these of its lines."""
+    packed = segment.packed if packed is None else packed
+    blocks: list[bytes] = []
+    entries: list[Entry] = []
+    block: list[bytes] = []
+    size = position = out = latest = sum_ = 0
+
+    def flush() -> None:
+        nonlocal size, position, out, sum_
+        data = b"".join(block)
+        blocks.append(pack(data) if packed else data)
+        sum_ = crc32(data, sum_)
+        position += size
+        out += len(blocks[-1])
+        size = 0
+        block.clear()
+
+    offset = seal.first
+    for line, text in lines:
+        if size == 0:
+            entries.append(Entry(line.offset, position, latest, out))
+        assert line.meta is not None
+        latest = max(latest, int(line.meta.ts.timestamp() * 1_000_000))
+        offset = line.offset + 1
+        block.append(text + b"\n")
+        size += len(text) + 1
+        if size >= _FRAME:
+            flush()
+    if block:
+        flush()
+    sealed = frame_seal(replace(seal, sum=f"{sum_:08x}", ts=latest or seal.ts))
+    entries.append(Entry(offset, position, latest, out))
+    block.append(sealed)
+    size = len(sealed)
+    flush()
+    entries.append(Entry(max(seal.last, offset) + 1, position, latest, out))
+    if not packed:
+        entries = [replace_entry(entry) for entry in entries[1:-2]]
+    target = segment.path if segment.packed or not packed else segment.path + ".zst"
+    index = b"".join(map(index_line, entries))
+    if packed:  # its frames are found by the index, so that comes first
+        atomic.replace_file(segment.index_path, index)
+        atomic.replace_file(target, b"".join(blocks))
+    else:
+        atomic.replace_file(target, b"".join(blocks))
+        atomic.replace_file(segment.index_path, index)
+
+
+def replace_entry(entry: Entry) -> Entry:
+    return entry._replace(packed=0)
+
+
+class Finding(NamedTuple):
+    """Something that is not as it should be. ``severe``: records are damaged or missing."""
+
+    path: str
+    position: int
+    problem: str
+    severe: bool = True
+
+
+def verify(
+    folder: Folder, topic: str, partition: int, progress: Progress | None = None
+) -> Iterator[Finding]:
+    """Check every byte: checksums, seals, and that no offset is missing."""
+    reader = folder.fresh_reader(topic, partition)
+    try:
+        head = reader.head()
+        segments = reader.files()
+        expected: int | None = None
+        for done, segment in enumerate(segments):
+            name = os.path.relpath(segment.path, folder.path)
+            if segment.bad:
+                yield Finding(name, 0, "set aside as damaged; 'trunkline doctor --salvage'")
+                expected = None
+                continue
+            try:
+                first = segment.first
+            except (Damaged, TrunklineError) as error:
+                yield Finding(name, 0, str(error))
+                continue
+            if expected is not None and first is not None and first != expected:
+                yield Finding(name, 0, f"it begins at offset {first}, not {expected}")
+            findings, following = _verify_segment(segment, head, name, segments[done + 1 :])
+            yield from findings
+            expected = following if following is not None else expected
+            if progress is not None:
+                progress(done + 1, len(segments))
+        if expected is not None and expected != head.next:
+            yield Finding(f"{topic}/{partition}", 0, f"ends before {expected}, not {head.next}")
+    finally:
+        reader.close()
+
+
+def _verify_segment(
+    segment: Segment, head: Head, name: str, later: list[Segment]
+) -> tuple[list[Finding], int | None]:
+    found: list[Finding] = []
+    active = segment.number == head.segment
+    end = head.end if active else segment.size()
+    expected = None
+    count = sum_ = 0
+    seal: Seal | None = None
+    upper = next((s.first for s in later if not s.bad and s.first is not None), None)
+    holes = not active and segment.seal is not None and segment.holes
+    for position, text in segment.lines(0, end):
+        try:
+            line = parse(text)
+        except Damaged as error:
+            found.append(Finding(name, position, str(error)))
+            expected = None
+            sum_ = crc32(text + b"\n", sum_)
+            continue
+        if line.seal is not None:
+            seal = line.seal
+            if position + len(text) + 1 != end:
+                found.append(Finding(name, position, "there is something behind the seal"))
+            break
+        if upper is not None and line.offset >= upper:
+            break
+        if (
+            expected is not None
+            and line.offset != expected
+            and not (holes and line.offset > expected)
+        ):
+            problem = f"offset {line.offset} stands where {expected} belongs"
+            found.append(Finding(name, position, problem))
+        expected = line.offset + 1
+        count += 1
+        sum_ = crc32(text + b"\n", sum_)
+    if seal is not None:
+        if (seal.count, seal.sum) != (count, f"{sum_:08x}"):
+            found.append(Finding(name, end, "the seal does not fit what is in front of it"))
+        expected = seal.last + 1
+    elif not active and later:
+        found.append(Finding(name, end, "it was never sealed", severe=not upper))
+        expected = upper
+    elif active and f"{sum_:08x}" != f"{head.sum:08x}":
+        found.append(Finding(name, 0, "its checksum is not the one the head holds"))
+    return found, expected
+
+
+def salvage(folder: Folder, topic: str, partition: int) -> list[tuple[int, int]]:
+    """Bring back what can be read of segments that were set aside, or are damaged, and note what is
+    lost. The damaged files are kept in ``quarantine/``. Returns the lost ranges.
+    """
+    lost: list[tuple[int, int]] = []
+    writer = folder.writer(topic, partition)
+    head = writer.begin()
+    try:
+        segments = writer.segments()
+        for at, segment in enumerate(segments):
+            if segment.number < head.segment and _is_damaged(segment):
+                before = [s for s in segments[:at] if s.seal is not None]
+                low = before[-1].seal.last + 1 if before and before[-1].seal else head.start
+                later = [s.first for s in segments[at + 1 :] if not s.bad and s.first is not None]
+                lost += _salvage(folder, segment, low, (later[0] if later else head.next) - 1)
+        return lost
+    finally:
+        writer.end()
+        folder.forget(topic, partition)
+
+
+def _is_damaged(segment: Segment) -> bool:
+    if segment.bad:
+        return True
+    for _, text in segment.lines(0, segment.size()):
+        try:
+            parse(text)
+        except Damaged:
+            return True
+    return False
+
+
+def _salvage(folder: Folder, segment: Segment, low: int, high: int) -> list[tuple[int, int]]:
+    good: list[tuple[Line, bytes]] = []
+    for _, text in segment.lines(0, segment.size()):
+        try:
+            line = parse(text)
+        except Damaged:
+            continue
+        if line.seal is None and low <= line.offset <= high:
+            good.append((line, text))
+    have = {line.offset for line, _ in good}
+    lost = compress_ranges(set(range(low, high + 1)) - have)
+    place = os.path.join(folder.path, "quarantine")
+    atomic.make_dir(place)
+    with open(segment.path, "rb") as file:
+        atomic.replace_file(os.path.join(place, os.path.basename(segment.path)), file.read())
+    whole = Segment.at(segment.path.removesuffix(".corrupt"), segment)
+    _rewrite(whole, good, Seal(len(good), low, high, "", 0, holes=True, lost=tuple(lost)))
+    if segment.bad:
+        atomic.remove_files([segment.path])
+    return lost
+
+
+def require_topic(folder: Folder, topic: str) -> None:
+    if not folder.has_topic(topic):
+        raise NotFound(f"there is no topic {topic}", topic=topic, hint="trunkline topic ls")

@@ -1,0 +1,354 @@
+"""Appending to one partition: numbering, writing and syncing a batch under the partition's lock.
+
+Any process may hold a writer. Each append first catches up with what others wrote: the head says
+where the log ends, and a file that is longer than the head was left by a writer that died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+from msgspec.structs import replace
+
+from trunkline.clock import Clock
+from trunkline.errors import Corrupt, LockTimeout
+from trunkline.event import Event
+from trunkline.log import atomic, layout
+from trunkline.log.head import Head, HeadFile
+from trunkline.log.line import Seal, frame_batch, frame_seal
+from trunkline.log.reader import list_segments
+from trunkline.log.recent import Recent
+from trunkline.log.recovery import Damage, survey
+from trunkline.log.segment import Entry, Segment, index_line
+from trunkline.options import StoreOptions, TopicOptions
+
+
+class Placed(NamedTuple):
+    """Where a batch went: ``first`` and the offsets after it, except that the events at the
+    positions in ``duplicates`` were not written, and are the records named there.
+    """
+
+    first: int
+    size: int
+    duplicates: dict[int, int]
+
+    def offsets(self) -> list[int]:
+        if not self.duplicates:
+            return list(range(self.first, self.first + self.size))
+        fresh = iter(range(self.first, self.first + self.size))
+        return [
+            self.duplicates[i] if i in self.duplicates else next(fresh) for i in range(self.size)
+        ]
+
+
+class PartitionWriter:
+    def __init__(
+        self, root: str, topic: str, partition: int, options: StoreOptions, clock: Clock
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._root = root
+        self._options = options
+        self._clock = clock
+        self._stem = layout.log_stem(topic, partition)
+        self._head = HeadFile(os.path.join(root, self._stem + ".head"))
+        self._fd = -1
+        self._number = 0
+        self._index = -1
+        self._recent = Recent(root, topic, partition)
+        self._wrote = False
+        self._mutex = threading.Lock()  # the file lock is the process's, this one the thread's
+
+    def append(
+        self,
+        bodies: Sequence[bytes],
+        events: Sequence[Event],
+        topic: TopicOptions,
+        timeout_s: float | None = None,
+    ) -> Placed:
+        """Write the events, encoded as ``bodies``, as one batch: all of them or none.
+
+        When it returns they are as durable as the topic asks for. ``StorageFull`` and every other
+        error mean that none of them is in the log.
+        """
+        head = self.begin(timeout_s)
+        try:
+            now = int(self._clock.now().timestamp() * 1_000_000)
+            duplicates: dict[int, int] = {}
+            if topic.dedup_window_s:
+                duplicates = self._recent.find(events, head, now, topic)
+                if duplicates:
+                    bodies = [b for i, b in enumerate(bodies) if i not in duplicates]
+                    if not bodies:
+                        return Placed(head.next, len(events), duplicates)
+            head = self._write(head, list(bodies), events, topic, now)
+            if topic.dedup_window_s:
+                self._recent.add(events, duplicates, head, now)
+            return Placed(head.next - len(bodies), len(events), duplicates)
+        finally:
+            self.end()
+
+    def begin(self, timeout_s: float | None = None) -> Head:
+        """Take the lock, and make the files fit the head. The caller must ``end`` it."""
+        if timeout_s is None:
+            timeout_s = self._options.lock_timeout_s
+        if not self._mutex.acquire(timeout=timeout_s):
+            raise LockTimeout(f"{self.topic}/{self.partition} is locked by another thread")
+        try:
+            self._head.lock(timeout_s)
+            head = self._head.load()
+            if head is None or not self._fits(head):
+                head = self._recover(head)
+            return head
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        self._head.unlock()
+        self._mutex.release()
+
+    def segments(self) -> list[Segment]:
+        return list_segments(self._root, self._stem)
+
+    def save(self, head: Head, *, durable: bool = False) -> None:
+        """Show a new head to every reader. Only between ``begin`` and ``end``."""
+        self._head.store(head)
+        if durable:
+            atomic.sync(self._head.fd)
+
+    def roll(self, head: Head) -> Head:
+        """Finish the last segment: sync, seal, sync. The next append makes the next one."""
+        if not head.records:
+            return head
+        self._open(head)
+        first = Segment(self._root, self._stem, head.segment).first or head.next - head.records
+        seal = Seal(head.records, first, head.next - 1, f"{head.sum:08x}", head.ts)
+        try:
+            if head.durable < head.end:
+                atomic.sync(self._fd)
+            atomic.write_all(self._fd, frame_seal(seal))
+            atomic.sync(self._fd)
+        except OSError as error:
+            self._roll_back(head)
+            raise atomic.storage_error(error, self._path(head.segment)) from error
+        self._close_segment()
+        head = _fresh(head, head.segment + 1)
+        self.save(head)
+        return head
+
+    def sync(self) -> None:
+        """Make durable what was written without waiting for it, and the head itself."""
+        if not self._wrote:
+            return
+        head = self.begin()
+        try:
+            if head.durable < head.end:
+                self._open(head)
+                atomic.sync(self._fd)
+                head = replace(head, durable=head.end)
+            self.save(head, durable=True)
+            self._wrote = False
+        finally:
+            self.end()
+
+    def close(self) -> None:
+        try:
+            self.sync()
+        finally:
+            self._close_segment()
+            self._head.close()
+
+    def _write(
+        self,
+        head: Head,
+        bodies: list[bytes],
+        events: Sequence[Event],
+        topic: TopicOptions,
+        now: int,
+    ) -> Head:
+        lines = frame_batch(head.next, bodies, head.durable, now)
+        data = b"".join(lines)
+        full = topic.segment_records is not None and head.records >= topic.segment_records
+        if head.records and (full or head.end + len(data) > topic.segment_bytes):
+            head = self.roll(head)
+            lines = frame_batch(head.next, bodies, head.durable, now)
+            data = b"".join(lines)
+        self._open(head)
+        self._wrote = True
+        try:
+            atomic.write_all(self._fd, data)
+        except OSError as error:
+            self._roll_back(head)
+            raise atomic.storage_error(error, self._path(head.segment)) from error
+        durable = head.durable
+        end = head.end + len(data)
+        if topic.durability == "fsync":
+            try:
+                atomic.sync(self._fd)
+            except OSError as error:
+                self._abandon(head)
+                raise atomic.storage_error(error, self._path(head.segment)) from error
+            durable = end
+        latest = int(max(event.ts for event in events).timestamp() * 1_000_000)
+        fresh = Head(
+            epoch=head.epoch,
+            segment=head.segment,
+            records=head.records + len(lines),
+            start=head.start,
+            next=head.next + len(lines),
+            end=end,
+            durable=durable,
+            sum=crc32(data, head.sum),
+            ts=max(head.ts, latest),
+            indexed=self._note(head, lines, len(data), latest),
+        )
+        self._head.store(fresh)
+        return fresh
+
+    def _note(self, head: Head, lines: list[bytes], size: int, latest: int) -> int:
+        """Add to the index what has grown past its step; returns the last position noted."""
+        step = self._options.index_bytes
+        indexed = head.indexed
+        if head.end + size - indexed < step:
+            return indexed
+        entries: list[Entry] = []
+        position = head.end
+        for index, line in enumerate(lines):
+            if position and position - indexed >= step:
+                # Inside a batch, the batch's latest time stands for the lines before: an entry
+                # may name a time too late, never one too early.
+                ts = max(head.ts, latest) if index else head.ts
+                entries.append(Entry(head.next + index, position, ts))
+                indexed = position
+            position += len(line)
+        if entries:
+            try:
+                atomic.write_all(self._index, b"".join(map(index_line, entries)))
+            except OSError:
+                return indexed  # the index only hints; the batch itself is safe
+        return indexed
+
+    def _open(self, head: Head) -> None:
+        """Have the segment that ``head`` names open for appending; make it if it is not there."""
+        if self._number == head.segment and self._fd >= 0:
+            return
+        self._close_segment()
+        path = self._path(head.segment)
+        try:
+            try:
+                self._fd = atomic.open_file(path, os.O_RDWR | os.O_APPEND)
+            except FileNotFoundError:
+                self._fd = atomic.create_file(path, os.O_RDWR | os.O_APPEND)
+            index = Segment(self._root, self._stem, head.segment).index_path
+            self._index = atomic.open_file(index, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        except OSError as error:
+            self._close_segment()
+            raise atomic.storage_error(error, path) from error
+        self._number = head.segment
+
+    def _fits(self, head: Head) -> bool:
+        """Whether the last segment is just as long as the head says."""
+        if self._number != head.segment:
+            self._close_segment()
+            try:
+                return os.stat(self._path(head.segment)).st_size == head.end
+            except FileNotFoundError:
+                return head.end == 0 and self._is_last(head)
+        return os.fstat(self._fd).st_size == head.end
+
+    def _is_last(self, head: Head) -> bool:
+        return all(s.number < head.segment for s in self.segments())
+
+    def _recover(self, head: Head | None) -> Head:
+        """Make the files fit again after a crash; quarantine what is damaged."""
+        self._close_segment()
+        segments = self.segments()
+        found = survey(segments, head)
+        if found.damage is not None:
+            self._quarantine(found.damage, found.head, segments)
+        for segment, keep in found.cuts:
+            fd = atomic.open_file(segment.path, os.O_RDWR)
+            try:
+                os.ftruncate(fd, keep)
+                atomic.sync(fd)
+            finally:
+                os.close(fd)
+        for segment, state in found.open:
+            self._seal_left(segment, state)
+        if any(s.number == found.head.segment for s in segments):
+            self._open(found.head)
+            atomic.sync(self._fd)
+        atomic.sync_dir(os.path.dirname(os.path.join(self._root, self._stem)))
+        self.save(found.head, durable=True)
+        return found.head
+
+    def _seal_left(self, segment: Segment, state: Head) -> None:
+        fd = atomic.open_file(segment.path, os.O_RDWR | os.O_APPEND)
+        try:
+            first = segment.first or state.next
+            seal = Seal(state.records, first, state.next - 1, f"{state.sum:08x}", state.ts)
+            atomic.write_all(fd, frame_seal(seal))
+            atomic.sync(fd)
+        finally:
+            os.close(fd)
+
+    def _quarantine(self, damage: Damage, state: Head, segments: list[Segment]) -> None:
+        bad = damage.segment
+        later = [s for s in segments if s.number > bad.number]
+        if later:
+            following = survey(later, None).head
+            state = replace(following, start=state.start, epoch=state.epoch)
+        else:
+            state = _fresh(state, bad.number + 1)
+        if not bad.bad:
+            atomic.move_file(bad.path, bad.path + ".corrupt")
+        self.save(state, durable=True)
+        name = os.path.relpath(bad.path, self._root)
+        raise Corrupt(
+            f"{name} is damaged at byte {damage.position}: {damage.why}",
+            path=bad.path + ".corrupt",
+            position=damage.position,
+            hint=f"it was set aside as {os.path.basename(name)}.corrupt and publishing goes on "
+            "behind it; 'trunkline doctor --salvage' brings back what can be read",
+        )
+
+    def _roll_back(self, head: Head) -> None:
+        """Take back what a failed write left behind."""
+        try:
+            os.ftruncate(self._fd, head.end)
+        except OSError:
+            self._abandon(head)
+
+    def _abandon(self, head: Head) -> None:
+        """Never use this file again: after a failed sync nobody knows what the device holds.
+
+        The log goes on in the next segment with the same offsets; readers take offsets that are
+        in both from the later one.
+        """
+        with contextlib.suppress(OSError):  # the next segment's first offset overrules these bytes
+            os.ftruncate(self._fd, head.end)
+        self._close_segment()
+        fresh = _fresh(head, head.segment + 1)
+        os.close(atomic.create_file(self._path(fresh.segment)))
+        self.save(fresh)
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self._root, layout.segment_path(self._stem, number))
+
+    def _close_segment(self) -> None:
+        for fd in (self._fd, self._index):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._index = -1
+        self._number = 0
+
+
+def _fresh(head: Head, segment: int) -> Head:
+    """``head`` moved on to an empty segment."""
+    return replace(head, segment=segment, records=0, end=0, durable=0, sum=0, ts=0, indexed=0)

@@ -1,0 +1,350 @@
+"""The rules meeting the log: one pump moves the records of one partition through one group to the
+subscribers in this process.
+
+A pump works in rounds. Each round tells the group what became of earlier deliveries, reads ahead,
+takes what there is room for and hands it out; then it sleeps until something happens or comes due.
+Whatever happened while a round ran is done together in the next: that is where batches come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+from trunkline.bus import Delivery, Outcome
+from trunkline.clock import Clock
+from trunkline.dead import write_letter
+from trunkline.errors import OutOfRange, StorageFull, TrunklineError
+from trunkline.event import RANK, Event, Record
+from trunkline.group import Group, Item, Lease, Taken, backoff_s
+from trunkline.options import TtlPolicy
+from trunkline.store import GroupKey, Store
+from trunkline.topics import dead_topic
+
+logger = logging.getLogger(__name__)
+
+_NEVER = float("inf")
+_READ_RECORDS = 1024
+_RETRY_S = 0.2
+
+
+class Outlet(Protocol):
+    """A subscriber, as a pump sees it."""
+
+    def room(self) -> int: ...
+
+    def accepts(self, event: Event) -> bool: ...
+
+    def put(self, delivery: Delivery) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+class Hooks(NamedTuple):
+    """Called for what happens to records; they must not block."""
+
+    settled: Callable[[GroupKey, int, str], None] | None = None
+    dead: Callable[[GroupKey, Record, str, str], None] | None = None
+
+
+class _Dead(NamedTuple):
+    lease: Lease
+    reason: str
+    error: str
+
+
+class Pump:
+    def __init__(
+        self,
+        store: Store,
+        key: GroupKey,
+        ttl: TtlPolicy,
+        clock: Clock,
+        draw: Callable[[], float] = random.random,
+        hooks: Hooks = Hooks(),
+    ) -> None:
+        self.key = key
+        self._store = store
+        self._ttl = ttl
+        self._clock = clock
+        self._draw = draw
+        self._hooks = hooks
+        self._by = store.member
+        self._outlets: deque[Outlet] = deque()
+        self._group: Group | None = None
+        self._records: dict[int, Record] = {}
+        self._ahead: list[Record] = []
+        self._ahead_from = 0
+        self._gap_to = 0
+        self._acks: list[int] = []
+        self._nacks: list[tuple[Lease, float | None, str]] = []
+        self._terms: list[_Dead] = []
+        self._longer: list[Delivery] = []
+        self._back: list[Lease] = []
+        self._written: list[int] = []  # offsets whose dead letters are durable
+        self._buried: list[_Dead] = []
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    # -- subscribers ---------------------------------------------------------------------------
+
+    def attach(self, outlet: Outlet) -> None:
+        self._outlets.append(outlet)
+        self.wake()
+        if self._task is None:
+            self._store.bell.listen(self._rung, self.key.topic)
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name=f"pump {self.key.topic}/{self.key.partition} {self.key.group}"
+            )
+
+    async def detach(self, outlet: Outlet, unread: list[Delivery], open_: list[Delivery]) -> None:
+        """Give back what a leaving subscriber has: ``unread`` as if it was never taken, ``open_``
+        for a next try at once.
+        """
+        self._outlets.remove(outlet)
+        self._back += [delivery.lease for delivery in unread]
+        self._nacks += [(delivery.lease, 0.0, "the subscriber left") for delivery in open_]
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Write down what became of deliveries so far."""
+        if self._task is not None and not self._task.done():
+            self.wake()
+        await self._store.update(self.key, self._note)
+
+    async def close(self) -> None:
+        self._closing = True
+        self._store.bell.ignore(self._rung)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await self._bury()
+            await self._store.update(self.key, self._note)
+
+    def idle(self) -> bool:
+        return not self._outlets
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def _rung(self, _topic: str | None) -> None:
+        self._wake.set()
+
+    # -- what deliveries say -------------------------------------------------------------------
+
+    def settle(
+        self, delivery: Delivery, outcome: Outcome, delay_s: float | None, reason: str
+    ) -> None:
+        if outcome is Outcome.ACK:
+            self._acks.append(delivery.record.offset)
+        elif outcome is Outcome.NACK:
+            self._nacks.append((delivery.lease, delay_s, reason))
+        else:
+            self._terms.append(_Dead(delivery.lease, "rejected", reason))
+        self._wake.set()
+
+    def extend(self, delivery: Delivery) -> None:
+        self._longer.append(delivery)
+        self._wake.set()
+
+    # -- the round -----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                again = await self._round()
+            except StorageFull as error:
+                logger.warning("%s waits for room: %s", self.key, error)
+                await self._clock.sleep(_RETRY_S)
+                continue
+            except TrunklineError as error:
+                for outlet in self._outlets:
+                    outlet.fail(error)
+                return
+            if again:
+                await asyncio.sleep(0)
+            else:
+                await self._sleep()
+
+    async def _sleep(self) -> None:
+        """Until woken, or until the group has something due."""
+        group = self._group
+        assert group is not None
+        now, wall = self._clock.monotonic(), self._clock.now().timestamp()
+        delay = group.next_wakeup(now, wall)
+        if delay is None:
+            await self._wake.wait()
+            return
+        timer = self._clock.call_later(delay, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
+
+    async def _round(self) -> bool:
+        """One round; True if there is more to do at once."""
+        if self._group is None:
+            self._group = await self._store.update(self.key, lambda group: group)
+        await self._look_ahead()
+        taken = await self._store.update(self.key, self._step)
+        dead = [_Dead(lease, "retries", "no try is left") for lease in taken.dead]
+        dead += [_Dead(lease, "expired", "its time to live ran out") for lease in taken.expired]
+        self._buried += dead
+        for lease in taken.leases:
+            await self._hand_out(lease)
+        if self._buried:
+            await self._bury()
+        return bool(self._written or self._acks or self._ahead or self._gap_to)
+
+    def _room(self) -> int:
+        return sum(outlet.room() for outlet in self._outlets)
+
+    async def _look_ahead(self) -> None:
+        """Read what the window may hold next, outside of the group's lock."""
+        group = self._group
+        assert group is not None
+        for offset in group.strays():
+            await self._fetch(offset)
+        enough = group.available() >= self._room()
+        if group.paused or self._ahead or enough or group.wants() <= 0:
+            return
+        topic, partition, _ = self.key
+        limit = min(group.wants(), _READ_RECORDS)
+        try:
+            self._ahead = await self._store.read(topic, partition, group.read_to, limit)
+            self._ahead_from = group.read_to
+        except OutOfRange as error:
+            self._gap_to = error.first - 1
+            self._ahead_from = group.read_to
+
+    async def _fetch(self, offset: int) -> Record | None:
+        """One record by itself; None if the log no longer has it."""
+        record = self._records.get(offset)
+        if record is None:
+            topic, partition, _ = self.key
+            try:
+                found = await self._store.read(topic, partition, offset, 1)
+            except OutOfRange:
+                return None
+            if not found or found[0].offset != offset:
+                return None
+            record = self._records[offset] = found[0]
+        return record
+
+    def _note(self, group: Group) -> None:
+        """Tell the group what became of deliveries. Nothing is forgotten if this fails."""
+        now = self._clock.monotonic()
+        acks, nacks, terms = list(self._acks), list(self._nacks), list(self._terms)
+        back, longer, written = list(self._back), list(self._longer), list(self._written)
+        if acks or written:
+            done = group.settle(acks + written)
+            if self._hooks.settled is not None:
+                for offset in done:
+                    self._hooks.settled(self.key, offset, "ack")
+        buried = [dead for dead in terms if group.hold(dead.lease, now=now)]
+        for lease, delay_s, reason in nacks:
+            if delay_s is None:
+                delay_s = backoff_s(group.options, lease.attempt, self._draw())
+            if group.fail(lease, now=now, delay_s=delay_s):
+                buried.append(_Dead(lease, "retries", reason))
+        group.give_back(back)
+        for delivery in longer:
+            group.extend(delivery.lease, now=now)
+        for lease in group.expired(now):
+            delay_s = backoff_s(group.options, lease.attempt, self._draw())
+            if group.fail(lease, now=now, delay_s=delay_s):
+                buried.append(_Dead(lease, "retries", "not settled within the ack timeout"))
+        self._buried += buried
+        del self._acks[: len(acks)], self._nacks[: len(nacks)], self._terms[: len(terms)]
+        del self._back[: len(back)], self._longer[: len(longer)], self._written[: len(written)]
+
+    def _step(self, group: Group) -> Taken:
+        self._group = group
+        self._note(group)
+        now, wall = self._clock.monotonic(), self._clock.now().timestamp()
+        ahead, self._ahead = self._ahead, []
+        if self._ahead_from == group.read_to:  # else it was read for an older state: read again
+            if self._gap_to:
+                group.skip(group.read_to, self._gap_to)
+                group.read_to = max(group.read_to, self._gap_to + 1)
+            for record in ahead:
+                if record.offset > group.read_to:
+                    group.skip(group.read_to, record.offset - 1)
+                self._offer(group, record, now, wall)
+        self._gap_to = 0
+        for offset in group.strays():
+            stray = self._records.get(offset)
+            if stray is None:
+                group.settle([offset])
+            else:
+                self._offer(group, stray, now, wall)
+        if self._closing:
+            return Taken([], [], [], [])
+        return group.take(self._by, now=now, wall=wall, limit=self._room(), ttl=self._ttl)
+
+    def _offer(self, group: Group, record: Record, now: float, wall: float) -> None:
+        event = record.event
+        due = event.not_before.timestamp() if event.not_before is not None else 0.0
+        expires = _NEVER if event.ttl_s is None else event.ts.timestamp() + event.ttl_s
+        group.offer(
+            Item(
+                record.offset,
+                event.key,
+                RANK[event.priority],
+                due if due > wall else 0.0,
+                expires,
+                now,
+            )
+        )
+        if record.offset in group.window:
+            self._records[record.offset] = record
+
+    async def _hand_out(self, lease: Lease) -> None:
+        record = self._records.pop(lease.offset, None) or await self._fetch(lease.offset)
+        self._records.pop(lease.offset, None)
+        if record is None:  # compacted away or trimmed since it was read ahead
+            self._acks.append(lease.offset)
+            return
+        for _ in range(len(self._outlets)):
+            outlet = self._outlets[0]
+            self._outlets.rotate(-1)
+            if outlet.room() > 0 and outlet.accepts(record.event):
+                outlet.put(Delivery(record, lease, self.key.group, self.settle, self.extend))
+                return
+        if any(outlet.accepts(record.event) for outlet in self._outlets):
+            self._back.append(lease)
+        else:
+            self._acks.append(lease.offset)  # filtered out, so the group is done with it
+
+    async def _bury(self) -> None:
+        """Write dead letters, and only then let their records be settled."""
+        buried, self._buried = self._buried, []
+        letters: list[Event] = []
+        offsets: list[int] = []
+        at: datetime = self._clock.now()
+        for dead in buried:
+            record = await self._fetch(dead.lease.offset)
+            self._records.pop(dead.lease.offset, None)
+            offsets.append(dead.lease.offset)
+            if record is not None:
+                letters.append(
+                    write_letter(
+                        record, self.key.group, dead.lease.attempt, dead.reason, dead.error, at
+                    )
+                )
+                if self._hooks.dead is not None:
+                    self._hooks.dead(self.key, record, dead.reason, dead.error)
+        if letters:
+            try:
+                await self._store.append(dead_topic(self.key.topic), letters)
+            except TrunklineError:
+                self._buried = buried + self._buried
+                raise
+        self._written += offsets

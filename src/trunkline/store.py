@@ -1,0 +1,129 @@
+"""The first plug: where records and groups live.
+
+A store numbers and keeps records, and keeps groups. It knows nothing of subscribers. Ten methods,
+and a bell that rings when something may have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from trunkline.errors import InvalidOption
+from trunkline.event import Event, Receipt, Record
+from trunkline.group import Group
+from trunkline.log.folder import GroupKey
+from trunkline.log.reader import Bounds
+from trunkline.options import TopicOptions
+from trunkline.topics import partition_for
+
+T = TypeVar("T")
+
+__all__ = ["Bell", "Bounds", "Features", "GroupKey", "Store", "open_store", "pick_partition"]
+
+
+class Features(msgspec.Struct, frozen=True):
+    """What a backend promises. What it does not promise it refuses; it never just differs."""
+
+    persistent: bool = True  # survives close and reopen
+    shared: bool = True  # several processes may have it open
+    durability: str = "fsync"  # the strongest an acknowledgement can mean
+
+
+class Bell:
+    """Tells listeners that a topic, or anything (None), may have changed. Rings cost little and
+    may be false; a missed one is made up for by polling.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: dict[Callable[[str | None], None], str | None] = {}
+
+    def listen(self, listener: Callable[[str | None], None], topic: str | None = None) -> None:
+        """Call ``listener`` for rings of ``topic``, or for all."""
+        self._listeners[listener] = topic
+
+    def ignore(self, listener: Callable[[str | None], None]) -> None:
+        self._listeners.pop(listener, None)
+
+    def ring(self, topic: str | None = None) -> None:
+        for listener, wanted in list(self._listeners.items()):
+            if wanted is None or topic is None or wanted == topic:
+                listener(topic)
+
+
+class Store(Protocol):
+    """Every method may raise ``StorageError``; names are checked before anything is written."""
+
+    features: Features
+    bell: Bell
+
+    @property
+    def member(self) -> str:
+        """Who this process is to the others of a group."""
+
+    async def append(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
+        """Number and keep the events; returns once they are as durable as the topic asks for.
+
+        Events of one partition are kept all or none. A topic that is not defined is made with
+        default options. An event whose ``idem_key`` was seen within the topic's window is not kept
+        again: its receipt names the first one and says so.
+        """
+
+    async def read(self, topic: str, partition: int, start: int, limit: int) -> list[Record]:
+        """Up to ``limit`` records from offset ``start`` on; at least one if there is one.
+        ``OutOfRange`` if ``start`` was trimmed.
+        """
+
+    async def bounds(self, topic: str, partition: int) -> Bounds:
+        """The first offset there is, and the one that comes next."""
+
+    async def seek(self, topic: str, partition: int, when: datetime) -> int:
+        """The offset of the first record at or after ``when``; the next offset if none is."""
+
+    async def trim(self, topic: str, partition: int, before: int) -> Bounds:
+        """Remove records below ``before``, settled or not."""
+
+    async def update(self, key: GroupKey, step: Callable[[Group], T] | None) -> T:
+        """Run ``step`` on the group as it stands, alone. What it changed is visible to every other
+        member when this returns, and what members that are gone held was freed before.
+        ``None`` removes the group.
+        """
+
+    async def groups(self) -> list[GroupKey]:
+        """Every group there is."""
+
+    async def topics(self) -> dict[str, TopicOptions]:
+        """Every topic there is."""
+
+    async def define(self, topic: str, options: TopicOptions | None) -> None:
+        """Set a topic's options; ``None`` removes the topic, its records and its groups."""
+
+    async def close(self) -> None:
+        """Make durable what is not yet, and let go. Idempotent."""
+
+
+def pick_partition(event: Event, partitions: int, turn: int) -> int:
+    """By key; without one by idempotency key, so that a repeat meets the first; else in turn."""
+    if partitions == 1:
+        return 0
+    key = event.key if event.key is not None else event.idem_key
+    return turn % partitions if key is None else partition_for(key, partitions)
+
+
+def open_store(url: str, **options: Any) -> Store:
+    """``memory:`` or ``file:<folder>``. Options are those of ``StoreOptions``, and ``clock``."""
+    scheme, _, place = url.partition(":")
+    if scheme == "memory":
+        from trunkline.stores.memory import MemoryStore
+
+        return MemoryStore(**options)
+    if scheme == "file":
+        from trunkline.stores.file import FileStore
+
+        if not place:
+            raise InvalidOption("file: needs a folder", value=url, hint="for example file:.bus")
+        return FileStore(place.removeprefix("//") if place.startswith("///") else place, **options)
+    raise InvalidOption(f"no store for {scheme!r}", value=url, hint="use memory: or file:<folder>")

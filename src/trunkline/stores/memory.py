@@ -1,0 +1,171 @@
+"""A store in this process's memory: everything the file store does, except that it ends with it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+from trunkline.clock import Clock, SystemClock
+from trunkline.errors import Closed, Conflict, NotFound, OutOfRange
+from trunkline.event import Event, Receipt, Record, encode_event
+from trunkline.group import Group
+from trunkline.log.line import close_line, parse
+from trunkline.options import StoreOptions, TopicOptions, make
+from trunkline.store import Bell, Bounds, Features, GroupKey, pick_partition
+from trunkline.topics import check_group, check_topic
+
+T = TypeVar("T")
+
+
+class _Kept(NamedTuple):
+    offset: int
+    body: bytes
+    ts: datetime
+
+
+class _Partition:
+    def __init__(self) -> None:
+        self.kept: list[_Kept] = []
+        self.first = 1
+        self.next = 1
+        self.keys: dict[str, tuple[int, float]] = {}
+
+
+class MemoryStore:
+    features = Features(persistent=False, shared=False, durability="none")
+    member = "local"
+
+    def __init__(self, clock: Clock | None = None, **options: Any) -> None:
+        self.bell = Bell()
+        self.options = make(StoreOptions, options)
+        self.clock = clock or SystemClock()
+        self._topics: dict[str, TopicOptions] = {}
+        self._partitions: dict[tuple[str, int], _Partition] = {}
+        self._groups: dict[GroupKey, Group] = {}
+        self._turn = 0
+        self._closed = False
+
+    async def append(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
+        self._check()
+        check_topic(topic)
+        bodies = [encode_event(event, self.options.limits) for event in events]
+        options = self._topics.setdefault(topic, TopicOptions())
+        receipts = []
+        for event, body in zip(events, bodies, strict=True):
+            number = pick_partition(event, options.partitions, self._turn)
+            self._turn += event.key is None
+            partition = self._partition(topic, number)
+            known = self._repeated(partition, event, options)
+            if known is None:
+                receipts.append(Receipt(topic, number, partition.next, event.id, False, "none"))
+                self._keep(partition, event, body, options)
+            else:
+                receipts.append(Receipt(topic, number, known, event.id, True, "none"))
+        self.bell.ring(topic)
+        return receipts
+
+    def _repeated(self, partition: _Partition, event: Event, options: TopicOptions) -> int | None:
+        if not options.dedup_window_s or event.idem_key is None:
+            return None
+        known = partition.keys.get(event.idem_key)
+        now = self.clock.now().timestamp()
+        if known is not None and now - known[1] < options.dedup_window_s:
+            return known[0]
+        partition.keys.pop(event.idem_key, None)
+        partition.keys[event.idem_key] = (partition.next, now)
+        while len(partition.keys) > options.dedup_keys:
+            del partition.keys[next(iter(partition.keys))]
+        return None
+
+    def _keep(
+        self, partition: _Partition, event: Event, body: bytes, options: TopicOptions
+    ) -> None:
+        partition.kept.append(_Kept(partition.next, body, event.ts))
+        partition.next += 1
+        if options.retention_records is not None:
+            self._trim(partition, partition.next - options.retention_records)
+
+    async def read(self, topic: str, partition: int, start: int, limit: int) -> list[Record]:
+        self._check()
+        place = self._partition(check_topic(topic), partition)
+        if start < place.first:
+            raise OutOfRange(
+                f"{topic}/{partition} begins at offset {place.first}, not {start}",
+                offset=start,
+                first=place.first,
+                next=place.next,
+            )
+        at = bisect_left(place.kept, start, key=lambda kept: kept.offset)
+        # Decoded anew for each reader, as from a file: nobody can change another's payload.
+        found = []
+        for kept in place.kept[at : at + limit]:
+            event = parse(close_line(b"{" + kept.body)[:-1]).meta
+            assert event is not None
+            found.append(Record(event, partition, kept.offset))
+        return found
+
+    async def bounds(self, topic: str, partition: int) -> Bounds:
+        place = self._partition(check_topic(topic), partition)
+        return Bounds(place.first, place.next)
+
+    async def seek(self, topic: str, partition: int, when: datetime) -> int:
+        place = self._partition(check_topic(topic), partition)
+        return next((kept.offset for kept in place.kept if kept.ts >= when), place.next)
+
+    async def trim(self, topic: str, partition: int, before: int) -> Bounds:
+        place = self._partition(check_topic(topic), partition)
+        self._trim(place, min(before, place.next))
+        return Bounds(place.first, place.next)
+
+    def _trim(self, place: _Partition, before: int) -> None:
+        place.first = max(place.first, before)
+        del place.kept[: bisect_left(place.kept, before, key=lambda kept: kept.offset)]
+
+    async def update(self, key: GroupKey, step: Callable[[Group], T] | None) -> T:
+        self._check()
+        check_topic(key.topic)
+        check_group(key.group)
+        if step is None:
+            if self._groups.pop(key, None) is None:
+                raise NotFound(f"there is no group {key.group} on {key.topic}", group=key.group)
+            return None  # type: ignore[return-value]
+        group = self._groups.get(key) or Group()
+        group.ops.clear()
+        result = step(group)
+        if group.created:
+            self._groups[key] = group
+        return result
+
+    async def groups(self) -> list[GroupKey]:
+        return sorted(self._groups)
+
+    async def topics(self) -> dict[str, TopicOptions]:
+        return dict(self._topics)
+
+    async def define(self, topic: str, options: TopicOptions | None) -> None:
+        check_topic(topic)
+        if options is None:
+            if self._topics.pop(topic, None) is None:
+                raise NotFound(f"there is no topic {topic}", topic=topic)
+            for place in [p for p in self._partitions if p[0] == topic]:
+                del self._partitions[place]
+            for key in [k for k in self._groups if k.topic == topic]:
+                del self._groups[key]
+            return
+        have = self._topics.get(topic, TopicOptions()).partitions
+        if options.partitions < have:
+            raise Conflict(f"{topic} has {have} partitions, they cannot be reduced", topic=topic)
+        self._topics[topic] = options
+        self.bell.ring(topic)
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _partition(self, topic: str, number: int) -> _Partition:
+        return self._partitions.setdefault((topic, number), _Partition())
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed("the bus is closed")

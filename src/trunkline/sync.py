@@ -1,0 +1,173 @@
+"""The bus for scripts: the same calls without ``await``, on a loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from trunkline.bus import Delivery, Outcome, Start
+from trunkline.buses import connect
+from trunkline.buses.local import LocalBus
+from trunkline.event import Event, Receipt, Record
+from trunkline.options import GroupOptions, TopicOptions
+from trunkline.store import Bounds
+
+T = TypeVar("T")
+
+
+class SyncDelivery:
+    """A delivery whose verbs are plain calls."""
+
+    def __init__(self, delivery: Delivery, bus: SyncBus) -> None:
+        self.record = delivery.record
+        self.event = delivery.event
+        self.attempt = delivery.attempt
+        self._delivery = delivery
+        self._bus = bus
+
+    @property
+    def topic(self) -> str:
+        return self.record.topic
+
+    @property
+    def offset(self) -> int:
+        return self.record.offset
+
+    def ack(self) -> bool:
+        return self._finish(Outcome.ACK)
+
+    def nack(self, delay_s: float | None = None, reason: str = "") -> bool:
+        return self._finish(Outcome.NACK, delay_s, reason)
+
+    def term(self, reason: str = "rejected") -> bool:
+        return self._finish(Outcome.TERM, None, reason)
+
+    def in_progress(self) -> None:
+        self._bus.call(self._delivery.in_progress())
+
+    def _finish(self, outcome: Outcome, delay_s: float | None = None, reason: str = "") -> bool:
+        async def finish() -> bool:
+            return self._delivery.finish(outcome, delay_s, reason)
+
+        return self._bus.call(finish())
+
+
+class SyncBus:
+    def __init__(self, url: str, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="trunkline-sync", daemon=True
+        )
+        self._thread.start()
+        try:
+            self.bus: LocalBus = self.call(_opened(url, options))
+        except BaseException:
+            self._end()
+            raise
+
+    def call(self, job: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of the bus to its end."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(job, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def publish(self, topic: str | Event, payload: Any = None, **fields: Any) -> Receipt:
+        return self.call(self.bus.publish(topic, payload, **fields))
+
+    def publish_many(self, topic: str, payloads: Sequence[Any], **fields: Any) -> list[Receipt]:
+        return self.call(self.bus.publish_many(topic, payloads, **fields))
+
+    def read(
+        self, topic: str, start: int = 1, limit: int = 1000, *, partition: int = 0
+    ) -> list[Record]:
+        return self.call(self.bus.read(topic, start, limit, partition=partition))
+
+    def bounds(self, topic: str, partition: int = 0) -> Bounds:
+        return self.call(self.bus.store.bounds(topic, partition))
+
+    def topics(self) -> dict[str, TopicOptions]:
+        return self.call(self.bus.topics())
+
+    def define(self, topic: str, **options: Any) -> None:
+        self.call(self.bus.define(topic, **options))
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        group: str,
+        start: Start = "earliest",
+        policy: GroupOptions | None = None,
+        max_inflight: int | None = None,
+        where: str | Callable[[Event], bool] | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[SyncDelivery]:
+        """Deliveries until nothing came for ``timeout_s``; without it, for ever."""
+        subscription = self.bus.subscribe(
+            topic,
+            group=group,
+            start=start,
+            policy=policy,
+            max_inflight=max_inflight,
+            where=where,
+        )
+        self.call(subscription.__aenter__())
+        try:
+            while True:
+                try:
+                    delivery = self.call(_next(subscription, timeout_s))
+                except (TimeoutError, StopAsyncIteration):
+                    return
+                if delivery is None:
+                    return
+                yield SyncDelivery(delivery, self)
+        finally:
+            self.call(subscription.close())
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            try:
+                self.call(self.bus.close())
+            finally:
+                self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+async def _opened(url: str, options: dict[str, Any]) -> LocalBus:
+    return connect(url, **options)
+
+
+async def _next(subscription: Any, timeout_s: float | None) -> Delivery | None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            delivery: Delivery = await subscription.__anext__()
+            return delivery
+    except StopAsyncIteration:
+        return None
+
+
+def open(url: str, **options: Any) -> SyncBus:
+    """Open a bus for a script. Use it in a ``with``, or ``close`` it."""
+    return SyncBus(url, **options)

@@ -1,0 +1,86 @@
+"""Run a handler over any subscription: what it returns or raises becomes the delivery's outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from trunkline.bus import Delivery, Outcome, Subscription
+from trunkline.errors import Reject, Retry
+from trunkline.middleware import compose
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[..., Any]
+OnMessage = Callable[[str, BaseException | None, float], None]
+
+
+def adapt(handler: Handler) -> Callable[[Delivery], Awaitable[Any]]:
+    """A handler takes the event, or the event and the delivery; a plain function runs in a thread,
+    so that it may block.
+    """
+    wants = [
+        p
+        for p in inspect.signature(handler).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    both = len(wants) > 1
+    is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 -- a callable object may be async
+    )
+
+    async def call(delivery: Delivery) -> Any:
+        args = (delivery.event, delivery) if both else (delivery.event,)
+        if is_async:
+            return await handler(*args)
+        return await asyncio.to_thread(handler, *args)
+
+    return call
+
+
+async def run(
+    subscription: Subscription,
+    handler: Handler,
+    workers: int,
+    middleware: Sequence[object] = (),
+    on_message: OnMessage | None = None,
+) -> None:
+    """Handle deliveries with ``workers`` at a time, until cancelled."""
+    call = compose(middleware, "handle", adapt(handler))
+
+    async def work() -> None:
+        async for delivery in subscription:
+            started = time.perf_counter() if on_message else 0.0
+            error = await _handle(call, delivery)
+            if on_message is not None:
+                on_message(delivery.topic, error, time.perf_counter() - started)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(workers):
+            tasks.create_task(work())
+
+
+async def _handle(
+    call: Callable[[Delivery], Awaitable[Any]], delivery: Delivery
+) -> BaseException | None:
+    try:
+        await call(delivery)
+    except asyncio.CancelledError:
+        delivery.finish(Outcome.NACK, 0.0, "the worker was stopped")
+        raise
+    except Retry as signal:
+        delivery.finish(Outcome.NACK, signal.delay_s, str(signal))
+        return signal
+    except Reject as signal:
+        delivery.finish(Outcome.TERM, None, signal.reason)
+        return signal
+    except Exception as error:  # noqa: BLE001 -- a handler may fail in any way
+        logger.warning("%r failed: %r", delivery, error)
+        delivery.finish(Outcome.NACK, None, f"{type(error).__name__}: {error}")
+        return error
+    delivery.finish(Outcome.ACK)
+    return None

@@ -1,0 +1,221 @@
+"""The docs say what the code does.
+
+A page that does not exist yet is not missed; one that exists is held to its word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from trunkline.cli import VERBS, Parser, main
+
+from .sources import PACKAGE, ROOT, at, files, report, tree
+
+DOCS = ROOT / "docs"
+TEST_ID = re.compile(r"(?:tests|src/trunkline/testing)/[\w/.-]+\.py(?:::\w+)+")
+PROMISE = re.compile(r"^(?:\d+\.\s|\|(?!\s*:?-))")
+LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
+NOT_RUN = re.compile(r"<!-- not run: .+ -->")
+
+
+def pages() -> list[Path]:
+    return [path for path in files() if path.suffix == ".md"]
+
+
+def promises(page: Path) -> Iterator[tuple[int, str]]:
+    """Each numbered item and each table row below the header, with the lines that continue it."""
+    lines = page.read_text("utf-8").splitlines()
+    for index, line in enumerate(lines):
+        header = index + 1 < len(lines) and re.match(r"^\|\s*:?-", lines[index + 1])
+        if not PROMISE.match(line) or header:
+            continue
+        end = index + 1
+        while line[0] != "|" and end < len(lines) and re.match(r"^\s+\S", lines[end]):
+            end += 1
+        yield index + 1, "\n".join(lines[index:end])
+
+
+def classes_by_name() -> dict[str, ast.ClassDef]:
+    shipped = (path for path in files() if PACKAGE / "testing" in path.parents)
+    return {
+        node.name: node
+        for path in shipped
+        if path.suffix == ".py"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def defines(scope: ast.Module | ast.ClassDef, name: str) -> ast.AST | None:
+    named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    found = (node for node in scope.body if isinstance(node, named) and node.name == name)
+    return next(found, None)
+
+
+def exists(test_id: str) -> bool:
+    """Whether a test id names a test, written in its file or inherited from a shipped suite."""
+    file, *names = test_id.split("::")
+    path = ROOT / file
+    if not path.is_file():
+        return False
+    scope: ast.AST | None = tree(path)
+    for name in names:
+        inner = defines(scope, name) if isinstance(scope, ast.Module | ast.ClassDef) else None
+        if inner is None and isinstance(scope, ast.ClassDef):
+            shipped = classes_by_name()
+            bases = [shipped.get(ast.unparse(base).rpartition(".")[2]) for base in scope.bases]
+            inner = next((found for base in bases if base and (found := defines(base, name))), None)
+        scope = inner
+    return isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def test_each_promise_names_a_test_that_exists() -> None:
+    page = DOCS / "guarantees.md"
+    if not page.exists():
+        pytest.skip("there is no docs/guarantees.md yet")
+    found = list(promises(page))
+    problems = [
+        f"{at(page, line)}: a promise without a test" for line, text in found if "::" not in text
+    ]
+    problems += [
+        f"{at(page, line)}: there is no {test_id}"
+        for line, text in found
+        for test_id in TEST_ID.findall(text)
+        if not exists(test_id)
+    ]
+    assert found, f"{at(page)}: no promise, neither a numbered item nor a table row"
+    assert not problems, report(problems)
+
+
+def test_a_test_named_anywhere_in_the_docs_exists() -> None:
+    problems = [
+        f"{at(page, number)}: there is no {test_id}"
+        for page in pages()
+        for number, line in enumerate(page.read_text("utf-8").splitlines(), 1)
+        for test_id in TEST_ID.findall(line)
+        if not exists(test_id)
+    ]
+    assert not problems, report(problems)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    problems = [
+        f"{at(page, number)}: {target}"
+        for page in pages()
+        for number, line in enumerate(page.read_text("utf-8").splitlines(), 1)
+        for target in LINK.findall(re.sub(r"`[^`]*`", "", line))
+        if "://" not in target
+        and not target.startswith("mailto:")
+        and not (page.parent / target).exists()
+    ]
+    assert not problems, report(problems)
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    code: str
+
+    @property
+    def place(self) -> str:
+        return at(self.page, self.line)
+
+
+def blocks() -> list[Block]:
+    """The Python blocks of the README and the docs, except those marked ``<!-- not run: … -->``."""
+    found = []
+    for page in pages():
+        if page != ROOT / "README.md" and page.parent != DOCS:
+            continue
+        lines = page.read_text("utf-8").splitlines()
+        for index, line in enumerate(lines):
+            before = [text for text in lines[max(0, index - 2) : index] if text.strip()]
+            if line.rstrip() != "```python" or (before and NOT_RUN.search(before[-1])):
+                continue
+            end = lines.index("```", index)
+            found.append(Block(page, index + 1, "\n".join(lines[index + 1 : end])))
+    return found
+
+
+RUNNER = """
+import ast, asyncio, inspect, sys
+code = compile(sys.stdin.read(), sys.argv[1], "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+names = {"__name__": "__main__"}
+async def main():
+    done = eval(code, names)
+    if inspect.isawaitable(done):
+        await asyncio.wait_for(done, 40)
+if code.co_flags & inspect.CO_COROUTINE:
+    asyncio.run(main())
+else:
+    exec(code, names)
+"""
+
+
+@pytest.mark.parametrize("block", [pytest.param(b, id=b.place) for b in blocks()])
+def test_a_block_of_python_in_the_docs_runs(block: Block, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER, block.place],
+        input=block.code,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "TRUNKLINE_URL": "file:.bus"},
+    )
+    assert done.returncode == 0, f"{block.place}\n{done.stderr}"
+
+
+def written(verb: str) -> bool:
+    return (PACKAGE / "cli" / f"{VERBS[verb][0]}.py").exists()
+
+
+def commands(verb: str) -> list[str]:
+    """``topic``, ``topic ls``, ``topic create``, … as the parser knows them."""
+    parser = Parser(prog="trunkline")
+    below = parser.add_subparsers(dest="verb")
+    import_module(f"trunkline.cli.{VERBS[verb][0]}").register(below)
+    found = [verb]
+    for action in below.choices[verb]._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found += [f"{verb} {name}" for name in action.choices]
+    return found
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if written(verb)])
+def test_each_command_is_documented(verb: str) -> None:
+    page = DOCS / "cli.md"
+    if not page.exists():
+        pytest.skip("there is no docs/cli.md yet")
+    text = page.read_text("utf-8")
+    problems = [
+        f"{at(page)}: trunkline {command} is not there"
+        for command in commands(verb)
+        if not re.search(rf"\btrunkline {command}\b", text)
+    ]
+    assert not problems, report(problems)
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if written(verb)])
+def test_each_command_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    problems = []
+    for command in commands(verb):
+        try:
+            code = main([*command.split(), "--help"])
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        shown = capsys.readouterr()
+        if code != 0 or "usage:" not in shown.out.lower():
+            problems.append(f"trunkline {command} --help: {code} {shown.err}")
+    assert not problems, report(problems)

@@ -1,0 +1,202 @@
+"""Imports only point down. The table is the architecture."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from .sources import PACKAGE, at, module, python, report, tree
+
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"errors", "options", "topics", "event", "clock", "ranges"}),
+    frozenset({"group", "filters", "access", "frames", "log"}),
+    frozenset({"store", "stores", "files"}),
+    frozenset(
+        {"bus", "pump", "worker", "dead", "middleware", "buses", "tasks", "outbox"}
+        | {"sync", "claims", "bridge", "metrics"}
+    ),
+    frozenset({"broker", "dashboard", "cli", "testing"}),
+)
+# Runs where there is no bus: it sees the values, the rules and the files, and nothing above.
+BESIDE = {"spark": 1}
+
+# The log is synchronous, and the rules are functions of their arguments.
+NO_ASYNCIO = frozenset({"log", "group", "filters", "topics", "ranges", "access", "frames"})
+PURE = frozenset({"group", "filters", "topics", "ranges", "access", "frames"})
+DOES_IO = frozenset(
+    {"asyncio", "fcntl", "io", "mmap", "os", "pathlib", "random", "select", "shutil", "signal"}
+    | {"socket", "sqlite3", "subprocess", "tempfile", "threading", "time", "urllib"}
+)
+
+# The one third-party module the core needs, and the leaf modules that may import theirs at the top.
+CORE = frozenset({"msgspec"})
+LEAVES = {
+    "testing": frozenset({"pytest", "hypothesis"}),
+    "cli.render": frozenset({"rich"}),
+    "middleware.tracing": frozenset({"opentelemetry"}),
+    "middleware.metrics": frozenset({"prometheus_client"}),
+}
+
+
+class Import(NamedTuple):
+    target: str  # dotted, as imported: "trunkline.log.atomic", "os"
+    line: int
+    lazy: bool  # inside a function
+
+
+def imports(path: Path) -> list[Import]:
+    found: list[Import] = []
+    stack: list[tuple[ast.AST, bool]] = [(tree(path), False)]
+    while stack:
+        node, lazy = stack.pop()
+        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        stack.extend((child, inside) for child in ast.iter_child_nodes(node))
+        if isinstance(node, ast.Import):
+            found += [Import(alias.name, node.lineno, lazy) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{at(path, node.lineno)}: a relative import"
+            base = node.module or ""
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                found.append(Import(name if is_module(name) else base, node.lineno, lazy))
+    return found
+
+
+def is_module(name: str) -> bool:
+    place = PACKAGE.parent.joinpath(*name.split("."))
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
+def layer(name: str) -> int | None:
+    top = name.partition(".")[0]
+    return next((number for number, names in enumerate(LAYERS) if top in names), None)
+
+
+MODULES = {path: module(path) for path in python("src") if module(path)}
+
+
+def own(target: str) -> str | None:
+    """The module of ours that is imported, "" for the package itself, None for anything else."""
+    if target == "trunkline":
+        return ""
+    return target.removeprefix("trunkline.") if target.startswith("trunkline.") else None
+
+
+def test_every_module_has_a_layer() -> None:
+    problems = [
+        f"{at(path)}: {name} is not in the table"
+        for path, name in MODULES.items()
+        if layer(name) is None and name.partition(".")[0] not in BESIDE
+    ]
+    assert not problems, report(problems)
+
+
+def test_imports_point_down() -> None:
+    problems = []
+    for path, name in MODULES.items():
+        mine = layer(name)
+        highest = BESIDE.get(name.partition(".")[0], mine)
+        if highest is None:
+            continue
+        for target, line, _ in imports(path):
+            theirs = own(target)
+            if theirs is None or theirs.partition(".")[0] == name.partition(".")[0]:
+                continue
+            if theirs == "":
+                if mine != len(LAYERS) - 1:
+                    problems.append(f"{at(path, line)}: {name} imports the package itself")
+            elif (number := layer(theirs)) is None or number > highest:
+                problems.append(f"{at(path, line)}: {name} ({highest}) imports {theirs} ({number})")
+    assert not problems, report(problems)
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    edges = {
+        name: {
+            (theirs, at(path, line))
+            for target, line, lazy in imports(path)
+            if not lazy and (theirs := own(target)) and theirs != name
+        }
+        for path, name in MODULES.items()
+    }
+    problems = []
+    for start in edges:
+        seen: set[str] = set()
+        ahead = [(target, where) for target, where in edges[start]]
+        while ahead:
+            target, where = ahead.pop()
+            if target == start:
+                problems.append(f"{where}: leads back to {start}")
+            elif target not in seen:
+                seen.add(target)
+                # A package's own file imports its parts for its users; they do not see it.
+                ahead += [] if is_package(target) else list(edges.get(target, ()))
+    assert not problems, report(problems)
+
+
+def is_package(name: str) -> bool:
+    return PACKAGE.joinpath(*name.split(".")).is_dir()
+
+
+def test_the_log_and_the_rules_do_not_know_asyncio() -> None:
+    problems = [
+        f"{at(path, line)}: {name} imports {target}"
+        for path, name in MODULES.items()
+        if name.partition(".")[0] in NO_ASYNCIO
+        for target, line, _ in imports(path)
+        if target.partition(".")[0] == "asyncio"
+    ]
+    problems += [
+        f"{at(path, node.lineno)}: {name} is asynchronous"
+        for path, name in MODULES.items()
+        if name.partition(".")[0] in NO_ASYNCIO
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await)
+    ]
+    assert not problems, report(problems)
+
+
+def test_the_rules_do_no_io() -> None:
+    problems = []
+    for path, name in MODULES.items():
+        if name not in PURE:
+            continue
+        problems += [
+            f"{at(path, line)}: {name} imports {target}"
+            for target, line, _ in imports(path)
+            if target.partition(".")[0] in DOES_IO
+        ]
+        problems += [
+            f"{at(path, node.lineno)}: {name} calls {node.func.id}"
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("open", "print", "input", "eval", "exec")
+        ]
+    assert not problems, report(problems)
+
+
+def test_the_group_knows_values_only() -> None:
+    path = PACKAGE / "group.py"
+    problems = [
+        f"{at(path, line)}: group imports {theirs}"
+        for target, line, _ in imports(path)
+        if (theirs := own(target)) is not None and layer(theirs) != 0
+    ]
+    assert not problems, report(problems)
+
+
+def test_third_party_modules_are_imported_late_or_in_their_leaf() -> None:
+    problems = []
+    for path, name in MODULES.items():
+        allowed = CORE | frozenset().union(
+            *(extra for leaf, extra in LEAVES.items() if f"{name}.".startswith(f"{leaf}."))
+        )
+        for target, line, lazy in imports(path):
+            top = target.partition(".")[0]
+            foreign = top != "trunkline" and top not in sys.stdlib_module_names
+            if foreign and not lazy and top not in allowed:
+                problems.append(f"{at(path, line)}: {name} imports {top} at its top")
+    assert not problems, report(problems)

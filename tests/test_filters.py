@@ -13,20 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trunkline import filters
+from trunkline import filters, where
 from trunkline.errors import InvalidFilter
 from trunkline.event import Event, Record
-from trunkline.filters import (
-    Where,
-    all_of,
-    any_of,
-    compile_where,
-    field,
-    jsonpath,
-    not_,
-    to_spark,
-    where_columns,
-)
+from trunkline.filters import all_of, any_of, field, jsonpath, not_
+from trunkline.where import Where, compile_where, to_spark, where_columns
 
 ORDER = Event(
     id="01",
@@ -367,7 +358,7 @@ def test_any_text_is_a_condition_or_an_invalid_filter(text: str) -> None:
         columns = Where(text).columns
     except InvalidFilter as error:
         refused = error
-    assert columns <= set(filters.COLUMNS)
+    assert columns <= set(where.COLUMNS)
     assert refused is None or "name" in refused.fields or 0 <= refused.position <= len(text)
 
 

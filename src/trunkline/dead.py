@@ -116,8 +116,10 @@ class Desk:
         """The letters in order. One that was written twice, because a process died between writing
         it and settling its record, is one letter.
         """
-        desk = await self._store.update(self._key, _defined)
         first, end = await self._store.bounds(self._dlq, 0)
+        if first == end:
+            return
+        desk = await self._store.update(self._key, _defined)
         redrives: dict[tuple[int, int, str], int] = {}
         seen: dict[tuple[int, int, str], bool] = {}
         while first < end:

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from trunkline.bus import Delivery, Outcome
 from trunkline.clock import Clock
 from trunkline.dead import write_letter
-from trunkline.errors import OutOfRange, StorageFull, TrunklineError
+from trunkline.errors import LockTimeout, OutOfRange, StorageFull, TrunklineError
 from trunkline.event import RANK, Event, Record
 from trunkline.group import Group, Item, Lease, Taken, backoff_s
 from trunkline.options import TtlPolicy
@@ -160,11 +160,11 @@ class Pump:
             self._wake.clear()
             try:
                 again = await self._round()
-            except StorageFull as error:
-                logger.warning("%s waits for room: %s", self.key, error)
+            except (StorageFull, LockTimeout) as error:
+                logger.warning("%s waits: %s", self.key, error)
                 await self._clock.sleep(_RETRY_S)
                 continue
-            except TrunklineError as error:
+            except (TrunklineError, OSError) as error:
                 for outlet in self._outlets:
                     outlet.fail(error)
                 return

@@ -24,11 +24,12 @@ from .harness import ENV, NBS_BUS, Crash, Run
 FILES = ("files/spool.py",)
 
 ORIGINAL = r"""
-# Another implementation: writes a hidden file, renames it, acknowledges by renaming. No lock, no sync.
+# Another implementation: hidden file, rename, acknowledge by renaming. No lock, no sync.
 for i in $(seq 20); do
   us=$(date +%s%6N)
-  printf 'source: sh\ntype: t\npriority: high\ntimestamp: x\ndedup-key: sh:t\n' > "$1/.tmp-$us-$$.event"
-  mv "$1/.tmp-$us-$$.event" "$1/$us-sh-t$i-$$.event"
+  temp="$1/.tmp-$us-$$.event"
+  printf 'source: sh\ntype: t\npriority: high\ntimestamp: x\ndedup-key: sh:t\n' > "$temp"
+  mv "$temp" "$1/$us-sh-t$i-$$.event"
 done
 for name in "$1"/*-sh-t1[0-9]-$$.event; do
   mv "$name" "$1/processed/" 2>/dev/null && echo acked
@@ -366,19 +367,9 @@ def test_check_imports_nothing_heavy(queue: Path) -> None:
         "import sys; from trunkline.files.nbs_bus import main; main(['check', sys.argv[1]]);"
         "print(*sorted(sys.modules))"
     )
-    out = subprocess.run(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            f"import sys; sys.path.insert(0, {ENV['PYTHONPATH']!r});" + code,
-        ]
-        + [str(queue)],
-        capture_output=True,
-        check=True,
-        text=True,
-    ).stdout
+    path = f"import sys; sys.path.insert(0, {ENV['PYTHONPATH']!r});"
+    command = [sys.executable, "-I", "-S", "-c", path + code, str(queue)]
+    out = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     heavy = {"typing", "json", "datetime", "argparse", "re", "pathlib", "dataclasses", "msgspec"}
 
     assert heavy.isdisjoint(out.split())
@@ -423,6 +414,7 @@ def test_publishing_does_not_slow_down_with_processed_events(queue: Path) -> Non
         spool.ack_all()
         return count
 
+    calls()
     few = calls()
     for i in range(3000):
         (processed / f"{i}-a-t-1.event").write_text("dedup-key: a:t\n")

@@ -11,7 +11,7 @@ from .sources import PACKAGE, at, module, python, report, tree
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "options", "topics", "event", "clock", "ranges"}),
-    frozenset({"group", "filters", "access", "frames", "log"}),
+    frozenset({"group", "filters", "where", "access", "frames", "log"}),
     frozenset({"store", "stores", "files"}),
     frozenset(
         {"bus", "pump", "worker", "dead", "middleware", "buses", "tasks", "outbox"}
@@ -23,8 +23,8 @@ LAYERS: tuple[frozenset[str], ...] = (
 BESIDE = {"spark": 1}
 
 # The log is synchronous, and the rules are functions of their arguments.
-NO_ASYNCIO = frozenset({"log", "group", "filters", "topics", "ranges", "access", "frames"})
-PURE = frozenset({"group", "filters", "topics", "ranges", "access", "frames"})
+NO_ASYNCIO = frozenset({"log", "group", "filters", "where", "topics", "ranges", "access", "frames"})
+PURE = frozenset({"group", "filters", "where", "topics", "ranges", "access", "frames"})
 DOES_IO = frozenset(
     {"asyncio", "fcntl", "io", "mmap", "os", "pathlib", "random", "select", "shutil", "signal"}
     | {"socket", "sqlite3", "subprocess", "tempfile", "threading", "time", "urllib"}

@@ -15,19 +15,20 @@ from typing import Any, Self, TypeVar
 from trunkline.bus import Delivery, Start
 from trunkline.clock import Clock, SystemClock
 from trunkline.dead import Desk
-from trunkline.errors import Closed, InvalidEvent, InvalidOption, TrunklineError
-from trunkline.event import PRIORITIES, Event, Receipt, Record, check_event
-from trunkline.filters import compile_where
+from trunkline.errors import Closed, InvalidEvent, InvalidFilter, InvalidOption, TrunklineError
+from trunkline.event import PRIORITIES, Event, Receipt, Record, check_event, new_ids
 from trunkline.group import Group
 from trunkline.middleware import compose
 from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, make
 from trunkline.pump import Hooks, Pump
 from trunkline.store import GroupKey, Store
 from trunkline.topics import check_group, check_pattern, check_topic, is_dead, is_pattern, matches
+from trunkline.where import compile_where
 from trunkline.worker import Handler, run
 
 H = TypeVar("H", bound=Handler)
 OnPublish = Callable[[str, BaseException | None, float], None]
+_FIND_S = 0.25  # new topics are rare, rings are not
 _FIELDS = frozenset(Event.__struct_fields__) - {"topic", "payload"}
 
 
@@ -88,23 +89,30 @@ class LocalBus:
         """Publish payloads, or whole events, as one batch: all of them are kept or none. Where the
         topic has several partitions that holds for each partition's share.
         """
-        now = self.clock.now()
         check_topic(topic)
-        events: list[Event] = []
-        extra = self._fields(fields) if fields else {}
-        for payload in payloads:
-            if isinstance(payload, Event):
-                if payload.topic != topic:
-                    raise InvalidEvent(f"an event for {payload.topic} in a batch for {topic}")
-                check_event(payload, self._limits)
-                events.append(payload)
-            else:
-                events.append(Event(topic=topic, payload=payload, ts=now, **extra))
-        if not events:
+        if not payloads:
             return []
-        if extra:
-            check_event(events[0], self._limits)
+        if any(isinstance(payload, Event) for payload in payloads):
+            events = self._whole_events(topic, payloads)
+        else:
+            extra = self._fields(fields)
+            now = extra.pop("ts", None) or self.clock.now()
+            events = [
+                Event(id=id_, topic=topic, payload=payload, ts=now, **extra)
+                for id_, payload in zip(new_ids(len(payloads)), payloads, strict=True)
+            ]
+            if extra:
+                check_event(events[0], self._limits)
+        if self._plain and not self._closed:
+            return await self.store.append(topic, events)
         return await self._send(events)
+
+    def _whole_events(self, topic: str, events: Sequence[Any]) -> list[Event]:
+        for event in events:
+            check_event(event, self._limits)
+            if event.topic != topic:
+                raise InvalidEvent(f"an event for {event.topic} in a batch for {topic}")
+        return list(events)
 
     def _event(self, topic: str, payload: Any, fields: dict[str, Any]) -> Event:
         if "ts" not in fields:
@@ -405,6 +413,7 @@ class LocalSubscription:
         self._entered = False
         self._finder: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._known: set[str] = set()
 
     async def __aenter__(self) -> Self:
         if self._entered or self._closed:
@@ -480,7 +489,12 @@ class LocalSubscription:
         await self.close()
 
     def accepts(self, event: Event) -> bool:
-        return self._match is None or self._match(event)
+        if self._match is None:
+            return True
+        try:
+            return bool(self._match(event))
+        except Exception as error:
+            raise InvalidFilter(f"the filter failed on event {event.id}: {error!r}") from error
 
     def put(self, delivery: Delivery) -> None:
         pump = self._pumps[GroupKey(delivery.topic, delivery.partition, self._group)]
@@ -502,7 +516,7 @@ class LocalSubscription:
     # -- finding topics ------------------------------------------------------------------------
 
     def _rung(self, topic: str | None) -> None:
-        if topic is None or (is_pattern(self._topic) and matches(self._topic, topic)):
+        if topic is None or (topic not in self._known and matches(self._topic, topic)):
             self._changed.set()
 
     async def _keep_finding(self) -> None:
@@ -515,7 +529,7 @@ class LocalSubscription:
             except TrunklineError as error:
                 self.fail(error)
                 return
-            await asyncio.sleep(0.05)  # new topics are rare, rings are not
+            await asyncio.sleep(_FIND_S)
 
     async def _find(self) -> None:
         topics = await self._bus.store.topics()
@@ -528,6 +542,7 @@ class LocalSubscription:
             }
         else:
             wanted = {self._topic: topics.get(self._topic, TopicOptions())}
+        self._known |= wanted.keys()
         for name, options in wanted.items():
             for partition in range(options.partitions):
                 key = GroupKey(name, partition, self._group)

@@ -101,7 +101,7 @@ def _blocks(segment: Segment, end: int) -> list[tuple[int, int]]:
 
 def _dated(segment: Segment, low: int, high: int) -> list[tuple[Line, int]]:
     """The records of ``[low, high)`` with the time their batch was written. An index entry may
-    point into a batch, whose commit then lies beyond ``high``; those lines take the next time known.
+    point into a batch, whose commit then lies beyond ``high``: those lines count as new.
     """
     dated: list[tuple[Line, int]] = []
     waiting: list[Line] = []

@@ -37,7 +37,7 @@ class Survey(NamedTuple):
 
 
 def survey(segments: Sequence[Segment], head: Head | None) -> Survey:
-    """Look at the files; change nothing. ``head`` is what the head file says, if it says anything."""
+    """Look at the files; change nothing. ``head`` is what the head file says, if anything."""
     usable = [s for s in segments if not s.bad]
     lost = False
     if head is not None:

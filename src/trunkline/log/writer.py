@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 from zlib import crc32
 
@@ -26,6 +27,9 @@ from trunkline.log.recent import Recent
 from trunkline.log.recovery import Damage, survey
 from trunkline.log.segment import Entry, Segment, index_line
 from trunkline.options import StoreOptions, TopicOptions
+
+
+_ts = attrgetter("ts")
 
 
 class Placed(NamedTuple):
@@ -195,7 +199,7 @@ class PartitionWriter:
                 self._abandon(head)
                 raise atomic.storage_error(error, self._path(head.segment)) from error
             durable = end
-        latest = int(max(event.ts for event in events).timestamp() * 1_000_000)
+        latest = int(max(map(_ts, events)).timestamp() * 1_000_000)
         fresh = Head(
             epoch=head.epoch,
             segment=head.segment,

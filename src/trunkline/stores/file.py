@@ -27,7 +27,7 @@ from trunkline.log.folder import Folder
 from trunkline.log.writer import Placed
 from trunkline.options import Limits, StoreOptions, TopicOptions, make
 from trunkline.store import Bell, Bounds, Features, GroupKey, pick_partition
-from trunkline.topics import check_topic, is_dead
+from trunkline.topics import DEAD_SUFFIX, check_topic
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class FileStore:
         self.options = self.folder.options
         self.bell = Bell()
         self._limits = self.options.limits
+        self._inflight = self.options.publish_inflight
         # A dead letter is its record and the reason: it may be a little larger.
         self._dead_limits = Limits(
             record_bytes=self._limits.record_bytes + 64 * 1024, depth=self._limits.depth
@@ -84,13 +85,16 @@ class FileStore:
     # -- publishing ----------------------------------------------------------------------------
 
     async def append(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
-        limits = self._dead_limits if is_dead(topic) else self._limits
+        limits = self._dead_limits if topic.endswith(DEAD_SUFFIX) else self._limits
         options = self.folder.topic(topic)
         bodies = [encode_event(event, limits) for event in events]
-        if options.partitions == 1:
-            placed = await self._submit(self._lane(topic, 0), bodies, events)
-            return _receipts(topic, 0, events, placed, options)
-        return await self._scatter(topic, bodies, events, options)
+        if options.partitions != 1:
+            return await self._scatter(topic, bodies, events, options)
+        lane = self._lanes.get((topic, 0)) or self._lane(topic, 0)
+        if len(lane.waiting) >= self._inflight:
+            await self._room(lane)
+        placed = await self._enqueue(lane, bodies, events)
+        return _receipts(topic, 0, events, placed, options.durability)
 
     async def _scatter(
         self, topic: str, bodies: list[bytes], events: Sequence[Event], options: TopicOptions
@@ -106,8 +110,9 @@ class FileStore:
         async def send(partition: int, indexes: list[int]) -> None:
             mine = [events[i] for i in indexes]
             lane = self._lane(topic, partition)
-            placed = await self._submit(lane, [bodies[i] for i in indexes], mine)
-            done = _receipts(topic, partition, mine, placed, options)
+            await self._room(lane)
+            placed = await self._enqueue(lane, [bodies[i] for i in indexes], mine)
+            done = _receipts(topic, partition, mine, placed, options.durability)
             receipts.update(zip(indexes, done, strict=True))
 
         await asyncio.gather(*(send(number, indexes) for number, indexes in parts.items()))
@@ -119,19 +124,21 @@ class FileStore:
             lane = self._lanes[topic, partition] = _Lane(check_topic(topic), partition)
         return lane
 
-    async def _submit(
-        self, lane: _Lane, bodies: list[bytes], events: Sequence[Event]
-    ) -> int | Placed:
-        while len(lane.waiting) >= self.options.publish_inflight:
+    async def _room(self, lane: _Lane) -> None:
+        while len(lane.waiting) >= self._inflight:
             lane.room.clear()
             await lane.room.wait()
+
+    def _enqueue(
+        self, lane: _Lane, bodies: list[bytes], events: Sequence[Event]
+    ) -> asyncio.Future[int | Placed]:
         loop = self._loop or self._start()
         future: asyncio.Future[int | Placed] = loop.create_future()
         lane.waiting.append((bodies, events, future))
         if not lane.busy:
             lane.busy = True
             loop.call_soon(self._begin, lane)  # after every publisher that is about to run now
-        return await future
+        return future
 
     def _start(self) -> asyncio.AbstractEventLoop:
         if self._closed:
@@ -370,14 +377,12 @@ def _drained(lane: _Lane) -> list[_Waiting]:
 
 
 def _receipts(
-    topic: str, partition: int, events: Sequence[Event], placed: int | Placed, options: TopicOptions
+    topic: str, partition: int, events: Sequence[Event], placed: int | Placed, durability: str
 ) -> list[Receipt]:
-    durability = options.durability
     if isinstance(placed, int):
-        first = placed
         return [
-            Receipt(topic, partition, first + index, event.id, False, durability)
-            for index, event in enumerate(events)
+            Receipt(topic, partition, offset, event.id, False, durability)
+            for offset, event in enumerate(events, placed)
         ]
     return [
         Receipt(topic, partition, offset, event.id, index in placed.duplicates, durability)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from trunkline.clock import Clock, SystemClock
@@ -30,6 +30,7 @@ class _Partition:
         self.kept: list[_Kept] = []
         self.first = 1
         self.next = 1
+        self.size = 0
         self.keys: dict[str, tuple[int, float]] = {}
 
 
@@ -84,8 +85,35 @@ class MemoryStore:
     ) -> None:
         partition.kept.append(_Kept(partition.next, body, event.ts))
         partition.next += 1
+        partition.size += len(body)
+        before = partition.first
         if options.retention_records is not None:
-            self._trim(partition, partition.next - options.retention_records)
+            before = partition.next - options.retention_records
+        if options.retention_age_s is not None:
+            oldest = self.clock.now() - timedelta(seconds=options.retention_age_s)
+            before = max(before, _first_since(partition, oldest))
+        room = options.retention_bytes
+        if room is not None and partition.size > room:
+            size = partition.size
+            for kept in partition.kept:
+                if size <= room:
+                    break
+                size -= len(kept.body)
+                before = max(before, kept.offset + 1)
+        self._trim(partition, self._settled(event.topic, partition, before, options))
+
+    def _settled(
+        self, topic: str, partition: _Partition, before: int, options: TopicOptions
+    ) -> int:
+        """``before``, or less where a group has not settled that far."""
+        if before <= partition.first or not options.retain_unsettled:
+            return before
+        floors = [
+            group.floor + 1
+            for key, group in self._groups.items()
+            if self._partitions.get((key.topic, key.partition)) is partition and key.topic == topic
+        ]
+        return min([before, *floors])
 
     async def read(self, topic: str, partition: int, start: int, limit: int) -> list[Record]:
         self._check()
@@ -112,7 +140,7 @@ class MemoryStore:
 
     async def seek(self, topic: str, partition: int, when: datetime) -> int:
         place = self._partition(check_topic(topic), partition)
-        return next((kept.offset for kept in place.kept if kept.ts >= when), place.next)
+        return _first_since(place, when)
 
     async def trim(self, topic: str, partition: int, before: int) -> Bounds:
         place = self._partition(check_topic(topic), partition)
@@ -120,8 +148,11 @@ class MemoryStore:
         return Bounds(place.first, place.next)
 
     def _trim(self, place: _Partition, before: int) -> None:
-        place.first = max(place.first, before)
-        del place.kept[: bisect_left(place.kept, before, key=lambda kept: kept.offset)]
+        if before > place.first:
+            place.first = before
+            gone = bisect_left(place.kept, before, key=lambda kept: kept.offset)
+            place.size -= sum(len(kept.body) for kept in place.kept[:gone])
+            del place.kept[:gone]
 
     async def update(self, key: GroupKey, step: Callable[[Group], T] | None) -> T:
         self._check()
@@ -169,3 +200,7 @@ class MemoryStore:
     def _check(self) -> None:
         if self._closed:
             raise Closed("the bus is closed")
+
+
+def _first_since(place: _Partition, when: datetime) -> int:
+    return next((kept.offset for kept in place.kept if kept.ts >= when), place.next)

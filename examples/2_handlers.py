@@ -9,18 +9,19 @@ import sys
 
 import trunkline
 from trunkline import Delivery, Event, GroupOptions
+from trunkline.middleware import HandleNext
 
 
-class Timed:
+class Told:
     """Middleware: any object with ``publish`` or ``handle``."""
 
-    async def handle(self, delivery: Delivery, call_next: trunkline.middleware.HandleNext) -> None:
+    async def handle(self, delivery: Delivery, call_next: HandleNext) -> None:
         await call_next(delivery)
-        print(f"  done: offset {delivery.offset} after {delivery.attempt} attempt(s)")
+        print(f"{delivery.group} finished offset {delivery.offset}, attempt {delivery.attempt}")
 
 
 async def main(url: str) -> None:
-    bus = trunkline.connect(url, middleware=[Timed()])
+    bus = trunkline.connect(url, middleware=[Told()])
     quick = GroupOptions(backoff_base_s=0.05)
 
     @bus.on("orders", group="billing", workers=4, policy=quick)

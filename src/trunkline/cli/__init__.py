@@ -7,15 +7,18 @@ function that takes the parsed arguments and returns an exit code, or None for s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from trunkline import errors
 
 OK, ERROR, NO_BUS, NOT_FOUND, BAD_ARGUMENTS, DUPLICATE = range(6)
+INTERRUPTED = 130
 
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.Duplicate, DUPLICATE),
@@ -28,18 +31,18 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 VERBS: dict[str, tuple[str, str]] = {
     "pub": ("records", "publish events"),
-    "sub": ("records", "receive events as a member of a group"),
+    "sub": ("receive", "receive events, as a member of a group or looking on"),
     "tail": ("records", "show the last events, and follow"),
     "grep": ("records", "find events by content"),
-    "get": ("records", "show one event"),
+    "get": ("records", "show events by offset or time"),
     "topic": ("topics", "list, create, edit, remove, purge and compact topics"),
     "group": ("groups", "list, seek, pause, resume and remove groups"),
     "dlq": ("dead", "list, show, redrive and drop dead letters"),
     "init": ("folder", "make a bus folder"),
     "verify": ("folder", "check every byte of a bus folder"),
-    "doctor": ("folder", "say what is wrong and what to do about it"),
-    "backup": ("folder", "copy a bus folder, also while it is written"),
-    "restore": ("folder", "make a bus folder from a backup"),
+    "doctor": ("doctor", "say what is wrong and what to do about it"),
+    "backup": ("copies", "copy a bus folder, also while it is written"),
+    "restore": ("copies", "make a bus folder from a backup"),
     "bench": ("folder", "measure this machine"),
     "spool": ("spool", "a directory as a priority queue"),
     "ndjson": ("ndjson", "an NDJSON file with consumer-owned offsets"),
@@ -49,17 +52,65 @@ VERBS: dict[str, tuple[str, str]] = {
     "bridge": ("bridge", "move events between two places"),
 }
 
+_COMMON: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("--url",), {"help": "the bus: file:<folder> (else TRUNKLINE_URL, else file:.bus)"}),
+    (("--json",), {"action": "store_true", "help": "print one JSON object a line"}),
+    (("-q", "--quiet"), {"action": "store_true", "help": "print less: names, or nothing"}),
+    (("--no-color",), {"action": "store_true", "help": "no colours (NO_COLOR does it as well)"}),
+    (("--allow-network",), {"action": "store_true", "help": "use a network file system anyway"}),
+)
+_SWITCHES = ("json", "quiet", "no_color", "allow_network")
+# Offsets such as -3 and -3: are values, not options.
+_VALUE_LIKE = re.compile(r"-\d+(?:\.\d+|:.*)?")
+
+Commands = argparse._SubParsersAction
+Run = Callable[[argparse.Namespace], int | None]
+
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(BAD_ARGUMENTS, f"{self.prog}: {message}\n")
+        self.exit(BAD_ARGUMENTS, f"trunkline: {message} (see {self.prog} --help)\n")
+
+
+def leaf(commands: Commands[Any], name: str, run: Run, about: str) -> argparse.ArgumentParser:
+    """Add a command that does something, with the options that every command has."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=about, description=about, allow_abbrev=False
+    )
+    _add_common(parser)
+    parser._negative_number_matcher = _VALUE_LIKE  # type: ignore[attr-defined]
+    parser.set_defaults(run=run)
+    return parser
+
+
+def branch(commands: Commands[Any], name: str, about: str) -> Commands[Any]:
+    """Add a noun, whose commands come below it."""
+    parser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+    _add_common(parser)
+    below: Commands[Any] = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    return below
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    # Without defaults: an option typed before a command is not undone by the command.
+    group = parser.add_argument_group("everywhere")
+    for flags, options in _COMMON:
+        group.add_argument(*flags, default=argparse.SUPPRESS, **options)
 
 
 def build(argv: Sequence[str]) -> argparse.ArgumentParser:
-    parser = Parser(prog="trunkline", description="A durable event bus that starts as a folder.")
+    from trunkline import __version__
+
+    parser = Parser(
+        prog="trunkline",
+        description="A durable event bus that starts as a folder.",
+        epilog="exit codes: 0 ok, 1 error, 2 no bus, 3 not found, 4 bad arguments, 5 duplicate",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"trunkline {__version__}")
+    _add_common(parser)
     commands = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    verb = next((word for word in argv if not word.startswith("-")), None)
+    verb = _verb(argv)
     if verb in VERBS:
         import_module(f"trunkline.cli.{VERBS[verb][0]}").register(commands)
     else:
@@ -68,16 +119,48 @@ def build(argv: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
+def _verb(argv: Sequence[str]) -> str | None:
+    words = iter(argv)
+    for word in words:
+        if word == "--url":
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    args = build(argv).parse_args(argv)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     try:
-        return args.run(args) or OK
-    except (errors.TrunklineError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            args = build(argv).parse_args(argv)
+            for name in _SWITCHES:
+                setattr(args, name, getattr(args, name, False))
+            code = args.run(args) or OK
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _leave_pipe()
             return OK
-        print(f"trunkline: {error}", file=sys.stderr)
+    except (errors.TrunklineError, OSError) as error:
+        print(f"trunkline: {_said(error)}", file=sys.stderr)
         return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+    return int(code)
+
+
+def _said(error: errors.TrunklineError | OSError) -> str:
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+    return " ".join(text.split())
+
+
+def _leave_pipe() -> None:
+    """Whoever read our output has gone. What is still buffered must not fail at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)

@@ -145,6 +145,21 @@ def unlock(fd: int) -> None:
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 
+def remove_unlocked(path: str) -> None:
+    """Remove a lock file that nobody holds. Who opened it meanwhile finds it unlinked."""
+    try:
+        fd = os.open(path, os.O_RDONLY | _BASE)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    except (BlockingIOError, FileNotFoundError):
+        return
+    finally:
+        os.close(fd)
+
+
 def is_locked(path: str) -> bool:
     """Whether some process holds the lock of ``path``; a missing file is held by nobody."""
     try:

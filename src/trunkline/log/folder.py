@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ from trunkline.errors import (
     Conflict,
     Corrupt,
     InvalidOption,
+    LockTimeout,
     NoBus,
     NotFound,
     StorageError,
@@ -76,6 +77,7 @@ class Folder:
         self._groups: dict[GroupKey, GroupFile] = {}
         self._member_fd = -1
         self._topics_until = 0.0
+        self.compacted: dict[tuple[str, int], tuple[int, int]] = {}
         self._topics: tuple[tuple[int, int], dict[str, TopicOptions]] = ((-1, -1), {})
         self._open()
         _folders.add(self)
@@ -100,12 +102,13 @@ class Folder:
             )
         for name in ("wal", "offsets", "dlq", "members"):
             atomic.make_dir(os.path.join(self.path, name))
+        with self._locked():
+            if not os.path.exists(marker):
+                about = {"format": FORMAT, "id": new_id(), "created": self.clock.now().isoformat()}
+                atomic.replace_file(marker, msgspec.json.encode(about) + b"\n")
         try:
             with open(marker, "rb") as file:
                 about = msgspec.json.decode(file.read())
-        except FileNotFoundError:
-            about = {"format": FORMAT, "id": new_id(), "created": self.clock.now().isoformat()}
-            atomic.replace_file(marker, msgspec.json.encode(about) + b"\n")
         except msgspec.DecodeError as error:
             raise Corrupt(f"bus.json is damaged: {error}", path=marker, position=0) from error
         if about.get("format", 0) > FORMAT:
@@ -195,11 +198,18 @@ class Folder:
         return self._topics[1]
 
     @contextlib.contextmanager
-    def _locked_topics(self):  # type: ignore[no-untyped-def]
-        marker = os.path.join(self.path, "bus.json")
-        fd = atomic.open_file(marker, os.O_RDONLY)
+    def _locked(self) -> Iterator[None]:
+        """The lock of the folder itself, for what is neither a partition's nor a group's."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            atomic.lock(fd, self.options.lock_timeout_s, marker)
+            atomic.lock(fd, self.options.lock_timeout_s, self.path)
+            yield
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _locked_topics(self) -> Iterator[dict[str, TopicOptions]]:
+        with self._locked():
             defined = dict(self._defined())
             before = dict(defined)
             yield defined
@@ -208,8 +218,6 @@ class Folder:
                 text = msgspec.json.format(msgspec.json.encode(plain), indent=2)
                 atomic.replace_file(os.path.join(self.path, "topics.json"), text + b"\n")
                 self._defined()
-        finally:
-            os.close(fd)
 
     # -- records -------------------------------------------------------------------------------
 
@@ -298,7 +306,8 @@ class Folder:
             timeout_s = self.options.lock_timeout_s
         result = file.step(action, timeout_s, before=self._free_the_dead, make_room=self._make_room)
         if file.size > self.options.snapshot_bytes:
-            file.renew(self._segment(key))
+            with contextlib.suppress(LockTimeout, StorageFull):  # the next step tries again
+                file.renew(self._segment(key))
         return result
 
     def group(self, key: GroupKey) -> Group:
@@ -355,10 +364,17 @@ class Folder:
 
     def join(self) -> str:
         """Become a member: as long as this process lives, what it leases is its own."""
-        if self._member_fd < 0:
-            path = os.path.join(self.path, "members", self.member)
-            self._member_fd = atomic.open_file(path, os.O_RDWR | os.O_CREAT)
-            atomic.lock(self._member_fd, self.options.lock_timeout_s, path)
+        place = os.path.join(self.path, "members")
+        while self._member_fd < 0:
+            for name in os.listdir(place):
+                atomic.remove_unlocked(os.path.join(place, name))
+            path = os.path.join(place, self.member)
+            fd = atomic.open_file(path, os.O_RDWR | os.O_CREAT)
+            atomic.lock(fd, self.options.lock_timeout_s, path)
+            if os.fstat(fd).st_nlink:
+                self._member_fd = fd
+            else:
+                os.close(fd)
         return self.member
 
     def is_alive(self, member: str) -> bool:
@@ -370,8 +386,6 @@ class Folder:
         for member in group.holders():
             if member != self.member and not self.is_alive(member):
                 group.free(member)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(self.path, "members", member))
 
     # -- room ----------------------------------------------------------------------------------
 

@@ -101,6 +101,10 @@ def compact(folder: Folder, topic: str, partition: int, progress: Progress | Non
         limit = head.next - 1
         if options.retain_unsettled:
             limit = min([limit, *folder.floors(topic, partition)])
+        # Nothing to gain before another segment is finished or the groups have moved on.
+        state = (head.segment, limit)
+        if folder.compacted.get((topic, partition)) == state:
+            return 0
         latest: dict[str, int] = {}
         for done, segment in enumerate(files):
             for line, _ in _records(segment, head):
@@ -122,6 +126,7 @@ def compact(folder: Folder, topic: str, partition: int, progress: Progress | Non
                     _rewrite(segment, kept, replace(seal, count=len(kept), holes=True))
             if progress is not None:
                 progress(len(files) + done + 1, 2 * len(files))
+        folder.compacted[topic, partition] = state
         return removed
     finally:
         reader.close()

@@ -1,0 +1,308 @@
+"""What a command prints: tables for people, one JSON object a line for programs.
+
+Tables are drawn by rich where it is installed and the output is a terminal; else they are aligned
+text. What came out of an event never reaches a terminal with control characters in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from trunkline.errors import InvalidOption
+from trunkline.event import Event, Record
+
+Row = Mapping[str, Any]
+Progress = Callable[[int, int], None]
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_KEEPING_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_ESCAPE = re.compile(r"%(.)|\\(.)", re.DOTALL)
+_BACKSLASH = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
+_encode = msgspec.json.Encoder().encode
+_DEFAULTS = {
+    name: default
+    for name, default in zip(
+        Event.__struct_fields__[-len(Event.__struct_defaults__) :],
+        Event.__struct_defaults__,
+        strict=True,
+    )
+    if not callable(default)
+}
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON."""
+    return _encode(value).decode()
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def clean(text: str) -> str:
+    """``text`` with its control characters spelled out."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+class Output:
+    """Where a command's results go, as its arguments ask for."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.json: bool = args.json
+        self.quiet: bool = args.quiet
+        self._no_color: bool = args.no_color
+
+    def row(self, row: Row, text: str) -> None:
+        """One result: ``row`` for a program, ``text`` for a person."""
+        if self.json:
+            print(to_json(row))
+        elif not self.quiet:
+            print(text)
+
+    def say(self, text: str) -> None:
+        """Something for people only."""
+        if not (self.json or self.quiet):
+            print(text)
+
+    def note(self, text: str) -> None:
+        """Something to know that is not the result."""
+        if not self.quiet:
+            print(f"trunkline: {text}", file=sys.stderr)
+
+    def table(self, rows: Iterable[Row], columns: Sequence[str], empty: str = "") -> None:
+        """A list: every field as JSON, these columns for people, only the first when quiet."""
+        if self.json:
+            for row in rows:
+                print(to_json(row))
+            return
+        if self.quiet:
+            for name in dict.fromkeys(cell(row[columns[0]]) for row in rows):
+                print(name)
+            return
+        lines = [[cell(row[name]) for name in columns] for row in rows]
+        numbers = [bool(lines) and all(_is_number(line[i]) for line in lines) for i in range(len(columns))]
+        if not lines:
+            self.say(empty)
+        elif not (is_terminal() and self._draw(columns, lines, numbers)):
+            print(_aligned([list(columns), *lines], numbers))
+
+    def _draw(self, columns: Sequence[str], lines: list[list[str]], numbers: list[bool]) -> bool:
+        try:
+            from rich.box import SIMPLE_HEAD
+            from rich.console import Console
+            from rich.table import Table
+            from rich.text import Text
+        except ImportError:
+            return False
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for name, number in zip(columns, numbers, strict=True):
+            table.add_column(name, justify="right" if number else "left", overflow="fold")
+        for line in lines:
+            table.add_row(*map(Text, line))
+        Console(no_color=self._no_color or None).print(table)
+        return True
+
+
+def cell(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case str():
+            return clean(value)
+        case int():
+            return str(value)
+        case float():
+            return f"{value:g}"
+        case list() | tuple() if value and all(isinstance(item, str) for item in value):
+            return clean(" ".join(value))
+        case list() | tuple() if not value:
+            return "-"
+    return clean(to_json(value))
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text.replace(".", "", 1).isdigit()
+
+
+def _aligned(lines: list[list[str]], numbers: list[bool]) -> str:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(numbers))]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if number else text.ljust(width)
+            for text, width, number in zip(line, widths, numbers, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+# -- records -----------------------------------------------------------------------------------
+
+
+def record_row(record: Record, **more: Any) -> dict[str, Any]:
+    """A record under the names that a ``where`` knows, without fields that were not set."""
+    event = record.event
+    row: dict[str, Any] = {
+        "topic": event.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        **more,
+    }
+    for name in Event.__struct_fields__:
+        value = getattr(event, name)
+        if name not in ("topic", "payload") and value != _DEFAULTS.get(name):
+            row[name] = value
+    row["payload"] = event.payload
+    return row
+
+
+def record_line(record: Record) -> str:
+    """A record for a person, on one line."""
+    event = record.event
+    words = [f"{event.topic}/{record.partition}@{record.offset}"]
+    words.append(event.ts.isoformat(timespec="milliseconds").replace("+00:00", "Z"))
+    words += [
+        f"{name}={value}"
+        for name in ("type", "key", "actor", "subject")
+        if (value := getattr(event, name)) is not None
+    ]
+    if event.priority != "normal":
+        words.append(event.priority)
+    return clean(" ".join([*words, to_json(event.payload)]))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else to_json(value)
+
+
+_FIELDS: dict[str, Callable[[Record, int], str]] = {
+    "t": lambda r, _: r.event.topic,
+    "p": lambda r, _: str(r.partition),
+    "o": lambda r, _: str(r.offset),
+    "k": lambda r, _: r.event.key or "",
+    "v": lambda r, _: to_json(r.event.payload),
+    "s": lambda r, _: _text(r.event.payload),
+    "h": lambda r, _: to_json(r.event.headers),
+    "i": lambda r, _: r.event.id,
+    "d": lambda r, _: r.event.ts.isoformat(),
+    "y": lambda r, _: r.event.type or "",
+    "a": lambda _, attempt: str(attempt),
+    "%": lambda *_: "%",
+}
+
+
+def compile_format(text: str) -> Callable[[Record, int], str]:
+    """A function that writes a record as ``text`` asks for; see ``FORMAT_HELP``."""
+    parts: list[str | Callable[[Record, int], str]] = []
+    position = 0
+    for found in _ESCAPE.finditer(text):
+        parts.append(text[position : found.start()])
+        position = found.end()
+        percent, backslash = found.groups()
+        if percent is not None and percent not in _FIELDS:
+            raise InvalidOption(f"not a format: {found[0]!r}", hint=FORMAT_HELP)
+        parts.append(_FIELDS[percent] if percent else _BACKSLASH.get(backslash, found[0]))
+    parts.append(text[position:])
+    if not text.endswith("\\n"):
+        parts.append("\n")
+
+    def write(record: Record, attempt: int) -> str:
+        line = "".join(p if isinstance(p, str) else p(record, attempt) for p in parts)
+        return _KEEPING_LINES.sub("?", line) if is_terminal() else line
+
+    return write
+
+
+FORMAT_HELP = (
+    "%t topic, %p partition, %o offset, %k key, %v payload as JSON, %s payload as text, "
+    "%h headers, %i id, %d time, %y type, %a attempt, %% percent, \\n \\t"
+)
+
+
+def record_writer(args: argparse.Namespace) -> Callable[[Record, int], None]:
+    """Print records as the arguments ask for: by format, as JSON, or for a person at a terminal.
+    A record is out, and not in some buffer, when the call returns.
+    """
+    wanted: str | None = getattr(args, "format", None)
+    if wanted is not None:
+        write = compile_format(wanted)
+    elif args.json or not is_terminal():
+        write = _json_line
+    else:
+        write = _plain_line
+
+    def out(record: Record, attempt: int = 0) -> None:
+        sys.stdout.write(write(record, attempt))
+        sys.stdout.flush()
+
+    return out
+
+
+def _json_line(record: Record, attempt: int) -> str:
+    return to_json(record_row(record, **({"attempt": attempt} if attempt else {}))) + "\n"
+
+
+def _plain_line(record: Record, attempt: int) -> str:
+    return record_line(record) + (f" (attempt {attempt})\n" if attempt > 1 else "\n")
+
+
+# -- people ------------------------------------------------------------------------------------
+
+
+def confirm(args: argparse.Namespace, question: str) -> bool:
+    """Whether to go on with what cannot be undone. Nobody is asked who cannot answer."""
+    if args.yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InvalidOption(
+            f"{question} not without --yes where there is no terminal", hint="--dry-run only shows"
+        )
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    print("trunkline: nothing was done", file=sys.stderr)
+    return False
+
+
+@contextlib.contextmanager
+def progress(args: argparse.Namespace, title: str) -> Iterator[Progress]:
+    """A bar on stderr that a call of ``(done, total)`` moves; nothing unless that is a terminal."""
+    try:
+        if args.quiet or args.json or not sys.stderr.isatty():
+            raise ImportError
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+    except ImportError:
+        yield lambda _done, _total: None
+        return
+    with Bar(console=Console(stderr=True, no_color=args.no_color or None), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def parse_json(text: str) -> Any:
+    """JSON typed by a person; the error says where it went wrong."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidOption(f"not JSON: {error}") from None

@@ -1,0 +1,96 @@
+"""Each example runs as a program of its own and says what it says it does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+SAYS = {
+    "1_embedded": [
+        "orders offset 1, durability fsync",
+        "billing got {'id': 1, 'price': 12}, attempt 1",
+    ],
+    "2_handlers": [
+        "billed order 1",
+        "billing finished offset 2, attempt 2",
+        "mailed order 2",
+        "dead letter of billing: {'id': 3, 'price': -1} (a negative price)",
+    ],
+    "3_many_processes": ["published 400, handled 400", "offsets 1 to 400"],
+    "4_dead_letters": [
+        "dead: order 2 in billing after 3 attempts: KeyError: 'CHF'",
+        "redriven: offset 2 of orders",
+        "billed 11.0 EUR",
+        "left: []",
+    ],
+    "5_script": ["critical: page", "low: resize", "2 records stay in the log"],
+}
+
+
+def run(name: str, *args: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *args],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_run() -> None:
+    programs = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert programs == {*SAYS, "tour"}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_says_what_it_does(name: str, tmp_path: Path) -> None:
+    said = run(name, cwd=tmp_path)
+    assert [line for line in SAYS[name] if line not in said] == []
+    assert (tmp_path / ".bus" / "bus.json").is_file()
+
+
+def test_an_audit_group_does_not_see_what_was_redriven_to_billing(tmp_path: Path) -> None:
+    assert run("4_dead_letters", cwd=tmp_path).count("audited order 2") == 1
+
+
+def test_the_tour_shows_the_life_of_an_event(tmp_path: Path) -> None:
+    started = time.perf_counter()
+    said = run("tour", "--url", "file:bus", cwd=tmp_path)
+    took_s = time.perf_counter() - started
+
+    wanted = [
+        "one event: offset 1, durability fsync",
+        "a batch, all or nothing: offsets 2 to 6",
+        "billing   offset 2 attempt 2: billed 7",
+        "warehouse offset 3 attempt 4: fails, there is no pot",
+        "redrive letter",
+        "warehouse offset 3 attempt 1: packed pot",
+        "letters left open: 0",
+        "it held offsets 1 to 50; all were delivered again",
+        '"committed": 6',
+        '{"offset":1,"meta":{"event_id":',
+    ]
+    assert [line for line in wanted if line not in said] == []
+    assert took_s < 30
+    log = (tmp_path / "bus" / "wal" / "orders.00000001.jsonl").read_text()
+    assert log.splitlines()[0] in said
+
+
+def test_the_tour_can_be_taken_twice_on_one_folder(tmp_path: Path) -> None:
+    run("tour", "--url", "file:bus", cwd=tmp_path)
+    again = run("tour", "--url", "file:bus", cwd=tmp_path)
+    assert "a batch, all or nothing: offsets 8 to 12" in again
+    assert "letters left open: 0" in again
+
+
+def test_the_tour_leaves_nothing_behind_unless_asked(tmp_path: Path) -> None:
+    assert "The tour took" in run("tour", cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import sys
@@ -19,10 +20,10 @@ TICK_S = 0.001
 STAMP_BYTES = 8
 
 
-def tick(count: int) -> None:
-    """Write ``count`` stamps of the monotonic clock, one each ms: work that arises elsewhere."""
+def tick() -> None:
+    """Write a stamp of the monotonic clock each ms, until stopped: work that arises elsewhere."""
     start = perf_counter()
-    for number in range(count):
+    for number in itertools.count():
         wait = start + number * TICK_S - perf_counter()
         if wait > 0:
             sleep(wait)
@@ -67,16 +68,16 @@ async def fall_behind(folder: Path, takes: int) -> dict[str, float]:
 
 
 def main() -> None:
-    word, where, *rest = sys.argv[1:]
+    word, *rest = sys.argv[1:]
     match word:
         case "tick":
-            tick(int(where))
+            tick()
         case "open":
-            print(json.dumps(asyncio.run(open_log(Path(where)))))
+            print(json.dumps(asyncio.run(open_log(Path(rest[0])))))
         case "victim":
-            asyncio.run(publish_until_killed(Path(where)))
+            asyncio.run(publish_until_killed(Path(rest[0])))
         case "behind":
-            print(json.dumps(asyncio.run(fall_behind(Path(where), int(rest[0])))))
+            print(json.dumps(asyncio.run(fall_behind(Path(rest[0]), int(rest[1])))))
         case _:
             sys.exit(f"unknown word {word!r}")
 

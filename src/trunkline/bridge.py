@@ -41,9 +41,10 @@ from trunkline.files import ndjson
 from trunkline.files import spool as spools
 from trunkline.files.forms import (
     ORIGIN,
-    Item,
+    Parcel,
     from_line,
     from_spool,
+    readable,
     to_event,
     to_line,
     to_spool,
@@ -62,7 +63,7 @@ Json = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Counts:
+class Carried:
     copied: int = 0
     already: int = 0
     looped: int = 0
@@ -82,7 +83,7 @@ class Source(Protocol):
     place: str
     rewound: bool
 
-    def fetch(self, cursor: Json, limit: int) -> tuple[list[Item], Json]: ...
+    def fetch(self, cursor: Json, limit: int) -> tuple[list[Parcel], Json]: ...
 
     def fold(self, cursor: Json, note: Json) -> Json: ...
 
@@ -91,7 +92,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Sink(Protocol):
+class Target(Protocol):
     """``put`` writes what is not there yet, durably, and says how much that was. ``standing`` is
     what to note beside a cursor, and what ``resume`` gets after a restart: look again at what came
     behind it. ``check`` raises ``Invalid`` for what the sink cannot take.
@@ -103,9 +104,9 @@ class Sink(Protocol):
 
     def resume(self, standing: Json) -> None: ...
 
-    def check(self, item: Item) -> None: ...
+    def check(self, item: Parcel) -> None: ...
 
-    def put(self, items: list[Item]) -> int: ...
+    def put(self, items: list[Parcel]) -> int: ...
 
     def standing(self) -> Json: ...
 
@@ -118,7 +119,7 @@ class Bridge:
     def __init__(
         self,
         source: Source,
-        sink: Sink,
+        sink: Target,
         topics: Iterable[str] = (),
         *,
         skip_invalid: bool = False,
@@ -126,7 +127,7 @@ class Bridge:
     ) -> None:
         if source.place == sink.place:
             raise InvalidOption("source and destination are the same place")
-        self.counts = Counts()
+        self.counts = Carried()
         self._source = source
         self._sink = sink
         self._topics = tuple(sorted(check_pattern(name) for name in topics))
@@ -154,7 +155,7 @@ class Bridge:
         self._source.done(note)
         return True
 
-    def run(self) -> Counts:
+    def run(self) -> Carried:
         """Carry everything there is now."""
         while self.step():
             pass
@@ -164,7 +165,7 @@ class Bridge:
         """Let go of the journal. Source and sink belong to whoever opened them."""
         self._journal.close()
 
-    def _wanted(self, item: Item) -> bool:
+    def _wanted(self, item: Parcel) -> bool:
         topic = item.event.topic
         if self._topics:
             chosen = any(matches(pattern, topic) for pattern in self._topics)
@@ -201,7 +202,7 @@ class SpoolPlace:
         self.rewound = False
         self.place = _place_id(os.path.join(self._path, ".place"))
 
-    def fetch(self, cursor: Json, limit: int) -> tuple[list[Item], Json]:
+    def fetch(self, cursor: Json, limit: int) -> tuple[list[Parcel], Json]:
         done = cursor.get("done", ())
         names = sorted(
             {
@@ -231,10 +232,10 @@ class SpoolPlace:
     def resume(self, standing: Json) -> None:
         pass
 
-    def check(self, item: Item) -> None:
+    def check(self, item: Parcel) -> None:
         pass
 
-    def put(self, items: list[Item]) -> int:
+    def put(self, items: list[Parcel]) -> int:
         return sum(self._put(item) for item in items)
 
     def standing(self) -> Json:
@@ -243,16 +244,16 @@ class SpoolPlace:
     def close(self) -> None:
         pass
 
-    def _item(self, name: str) -> Item | None:
+    def _item(self, name: str) -> Parcel | None:
         # It may move while we look, and only from the first folder to the second.
         for folder in (self._path, os.path.join(self._path, "processed")):
             with suppress(OSError), open(os.path.join(folder, name), "rb") as file:
                 event = from_spool(name, file.read())
-                origin = event.headers.get(ORIGIN) or f"{self.place}/{name}"
-                return Item(event, origin, self.place)
+                origin = event.headers.get(ORIGIN) or f"{self.place}/{readable(name)}"
+                return Parcel(event, origin, self.place)
         return None
 
-    def _put(self, item: Item) -> bool:
+    def _put(self, item: Parcel) -> bool:
         us = max(int(item.event.ts.timestamp() * 1_000_000), 0)
         source, kind = word(item.event.actor or "bus"), word(item.event.type or item.event.topic)
         number = zlib.crc32(item.origin.encode()) & 0x7FFFFFFF
@@ -283,7 +284,7 @@ class NdjsonPlace:
         self.rewound = False
         self._known: set[str] = set()
 
-    def fetch(self, cursor: Json, limit: int) -> tuple[list[Item], Json]:
+    def fetch(self, cursor: Json, limit: int) -> tuple[list[Parcel], Json]:
         mark = ndjson.Mark(**cursor) if cursor else None
         try:
             lines, end = ndjson.read_batch(self._file, mark, limit)
@@ -297,7 +298,7 @@ class NdjsonPlace:
                 digest = hashlib.sha256(line).hexdigest()[:8]
                 event = from_line(value)
                 origin = event.headers.get(ORIGIN) or f"{self.place}/{number}-{digest}"
-                items.append(Item(event, origin, self.place))
+                items.append(Parcel(event, origin, self.place))
         note = {"line": end.line, "byte": end.byte, "head": end.head, "tail": end.tail}
         return items, note if lines else {}
 
@@ -322,10 +323,10 @@ class NdjsonPlace:
                 if isinstance(headers, dict) and isinstance(headers.get(ORIGIN), str):
                     self._known.add(headers[ORIGIN])
 
-    def check(self, item: Item) -> None:
+    def check(self, item: Parcel) -> None:
         pass
 
-    def put(self, items: list[Item]) -> int:
+    def put(self, items: list[Parcel]) -> int:
         fresh = [item for item in items if item.origin not in self._known]
         if fresh:
             ndjson.append([to_line(item) for item in fresh], self._file)
@@ -353,8 +354,8 @@ class StorePlace:
         self._standing: dict[str, dict[str, int]] = {}
         self._known: dict[str, set[str]] = {}
 
-    def fetch(self, cursor: Json, limit: int) -> tuple[list[Item], Json]:
-        items: list[Item] = []
+    def fetch(self, cursor: Json, limit: int) -> tuple[list[Parcel], Json]:
+        items: list[Parcel] = []
         note: Json = {}
         for topic, options in sorted(self._bus.topics().items()):
             for partition in range(options.partitions):
@@ -367,7 +368,7 @@ class StorePlace:
                 for record in records:
                     where = f"{self.place}/{stem}/{record.offset}"
                     origin = record.event.headers.get(ORIGIN) or where
-                    items.append(Item(record.event, origin, self.place))
+                    items.append(Parcel(record.event, origin, self.place))
         return items, note
 
     def fold(self, cursor: Json, note: Json) -> Json:
@@ -385,12 +386,12 @@ class StorePlace:
         self._standing = {topic: dict(ends) for topic, ends in standing.items()}
         self._known = {}
 
-    def check(self, item: Item) -> None:
+    def check(self, item: Parcel) -> None:
         event = to_event(item)
         check_event(event, Limits())
         encode_event(event, Limits())
 
-    def put(self, items: list[Item]) -> int:
+    def put(self, items: list[Parcel]) -> int:
         by_topic: dict[str, list[Event]] = {}
         for item in items:
             event = to_event(item)
@@ -438,7 +439,7 @@ def open_source(url: str, *, ack: bool = False) -> Source:
     return NdjsonPlace(place) if scheme == "ndjson" else StorePlace(place)
 
 
-def open_sink(url: str) -> Sink:
+def open_sink(url: str) -> Target:
     """As ``open_source``; it is made if it is not there."""
     scheme, place = _split(url)
     if scheme == "spool":
@@ -448,7 +449,7 @@ def open_sink(url: str) -> Sink:
     return StorePlace(place, create=True)
 
 
-def follow(bridge: Bridge, poll_s: float = POLL_S) -> Iterator[Counts]:
+def follow(bridge: Bridge, poll_s: float = POLL_S) -> Iterator[Carried]:
     """Carry for ever; the counts so far after everything that came."""
     while True:
         moved = False

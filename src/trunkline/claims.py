@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol
 
 from trunkline import sync
-from trunkline.clock import Clock, SystemClock
+from trunkline.clock import SystemClock
 from trunkline.errors import (
     Conflict,
     Denied,
@@ -72,6 +72,14 @@ class Claim:
             "claimed_at": _iso(self.claimed_at),
             "expires_at": _iso(self.expires_at) if self.expires_at else None,
         }
+
+
+class Time(Protocol):
+    """The part of a clock that claims need."""
+
+    def now(self) -> datetime: ...
+
+    def monotonic(self) -> float: ...
 
 
 class Carrier(Protocol):
@@ -196,7 +204,7 @@ class Ledger:
 class Claims:
     """Claims of one actor on one carrier. Close it when done."""
 
-    def __init__(self, carrier: Carrier, actor: str, clock: Clock | None = None) -> None:
+    def __init__(self, carrier: Carrier, actor: str, clock: Time | None = None) -> None:
         if not actor or any(ord(char) < 32 for char in actor):
             raise InvalidName(f"not an actor: {actor!r}", name=actor)
         self.actor = actor
@@ -463,7 +471,7 @@ class BusCarrier:
         self._bus.close()
 
 
-def open_claims(url: str, actor: str, clock: Clock | None = None, *, create: bool = True) -> Claims:
+def open_claims(url: str, actor: str, clock: Time | None = None, *, create: bool = True) -> Claims:
     """Claims carried by ``ndjson:FILE`` or by any bus, as ``file:FOLDER``.
 
     ``NoBus`` when there is nothing at that place and ``create`` is off.

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _NEVER = float("inf")
 _READ_RECORDS = 1024
 _RETRY_S = 0.2
+_CLOSE_S = 1.0
 
 
 class Outlet(Protocol):
@@ -41,6 +42,8 @@ class Outlet(Protocol):
     def accepts(self, event: Event) -> bool: ...
 
     def put(self, delivery: Delivery) -> None: ...
+
+    def keep(self, pump: Pump, leases: dict[int, Lease]) -> float: ...
 
     def fail(self, error: BaseException) -> None: ...
 
@@ -91,6 +94,7 @@ class Pump:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        self._until = _NEVER  # when the first of what subscribers hold may have timed out
 
     # -- subscribers ---------------------------------------------------------------------------
 
@@ -122,6 +126,8 @@ class Pump:
         self._closing = True
         self._store.bell.ignore(self._rung)
         if self._task is not None:
+            self.wake()
+            await asyncio.wait([self._task], timeout=_CLOSE_S)  # it may be writing a dead letter
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             await self._bury()
@@ -156,7 +162,7 @@ class Pump:
     # -- the round -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        while True:
+        while not self._closing:
             self._wake.clear()
             try:
                 again = await self._round()
@@ -179,7 +185,7 @@ class Pump:
         assert group is not None
         now, wall = self._clock.monotonic(), self._clock.now().timestamp()
         delay = group.next_wakeup(now, wall)
-        if delay is None:
+        if delay is None or (group.paused and delay <= 0):
             await self._wake.wait()
             return
         timer = self._clock.call_later(delay, self._wake.set)
@@ -212,7 +218,9 @@ class Pump:
         assert group is not None
         for offset in group.strays():
             await self._fetch(offset)
-        enough = group.available() >= self._room()
+        # What is not in the window cannot come first, however much it matters: keep it well filled.
+        filled = 4 * group.wants() < group.options.lookahead
+        enough = filled and group.available() >= self._room()
         if group.paused or self._ahead or enough or group.wants() <= 0:
             return
         topic, partition, _ = self.key
@@ -261,6 +269,9 @@ class Pump:
             delay_s = backoff_s(group.options, lease.attempt, self._draw())
             if group.fail(lease, now=now, delay_s=delay_s):
                 buried.append(_Dead(lease, "retries", "not settled within the ack timeout"))
+        if now >= self._until:
+            held = [outlet.keep(self, group.leases) for outlet in self._outlets]
+            self._until = min(held, default=_NEVER)
         self._buried += buried
         del self._acks[: len(acks)], self._nacks[: len(nacks)], self._terms[: len(terms)]
         del self._back[: len(back)], self._longer[: len(longer)], self._written[: len(written)]
@@ -316,6 +327,7 @@ class Pump:
             outlet = self._outlets[0]
             self._outlets.rotate(-1)
             if outlet.room() > 0 and outlet.accepts(record.event):
+                self._until = min(self._until, lease.until)
                 outlet.put(Delivery(record, lease, self.key.group, self.settle, self.extend))
                 return
         if any(outlet.accepts(record.event) for outlet in self._outlets):

@@ -37,7 +37,8 @@ def adapt(handler: Handler) -> Callable[[Delivery], Awaitable[Any]]:
         args = (delivery.event, delivery) if both else (delivery.event,)
         if is_async:
             return await handler(*args)
-        return await asyncio.to_thread(handler, *args)
+        result = await asyncio.to_thread(handler, *args)
+        return await result if inspect.isawaitable(result) else result
 
     return call
 

@@ -7,28 +7,29 @@ appends, closes and reads again, because a store that only looks right until the
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from trunkline.dead import read_letter
-from trunkline.errors import NotFound, TrunklineError
+from trunkline.errors import TrunklineError
 from trunkline.event import Event, Record, encode_event
-from trunkline.group import Group
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.options import Limits, StoreOptions
-from trunkline.topics import is_dead
+from trunkline.topics import dead_topic, is_dead
 
 Say = Callable[..., None]
+Values = dict[int, int]
 BASE = datetime(2030, 1, 1, tzinfo=UTC)
 OPTIONS = StoreOptions(
     reserve_bytes=0, index_bytes=1024, snapshot_bytes=1024, lock_timeout_s=5.0, poll_s=0.01
 )
-_LIMITS = Limits()
+LIMITS = Limits()
+PROBE = 0  # the number of the event by which a check goes on publishing
 
 
 class StillClock:
@@ -49,72 +50,76 @@ class StillClock:
         self.seconds += seconds
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Any:
-        raise NotImplementedError
+        return asyncio.get_running_loop().call_soon(callback)
 
 
 def event(topic: str, number: int, **fields: Any) -> Event:
-    return Event(
-        topic=topic,
-        id=f"e{number}",
-        ts=BASE + timedelta(seconds=number),
-        payload=fields.pop("payload", number),
-        **fields,
-    )
+    fields.setdefault("payload", number)
+    return Event(topic=topic, id=f"e{number}", ts=BASE + timedelta(seconds=number), **fields)
+
+
+def append(folder: Folder, topic: str, numbers: Iterable[int], **fields: Any) -> Values:
+    """Append one batch; the numbers name the events. Returns ``{offset: number}``."""
+    events = [event(topic, number, **fields) for number in numbers]
+    placed = folder.append(topic, 0, [encode_event(one, LIMITS) for one in events], events)
+    return dict(zip(placed.offsets(), (int(one.id[1:]) for one in events), strict=True))
 
 
 def publish(folder: Folder, say: Say, topic: str, *numbers: int, **fields: Any) -> None:
-    """Append one batch and promise it. The numbers name the events: none is used twice."""
-    events = [event(topic, number, **fields) for number in numbers]
-    bodies = [encode_event(one, _LIMITS) for one in events]
-    say("try", topic, numbers)
-    placed = folder.append(topic, 0, bodies, events)
+    """Append one batch and promise it. No number is used twice."""
+    say("try", topic, numbers, fields.get("key"), "payload" in fields)
+    placed = append(folder, topic, numbers, **fields)
     durable = folder.topic(topic).durability == "fsync"
-    say("ack" if durable else "written", topic, list(zip(placed.offsets(), numbers, strict=True)))
+    say("ack" if durable else "written", topic, list(placed.items()))
 
 
 class Promises:
     """The promises made in one run, up to its end."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
-        self.acked: dict[str, dict[int, int]] = defaultdict(dict)
-        self.tried: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+        self.acked: dict[str, Values] = defaultdict(dict)
+        self.tried: dict[str, list[list[int]]] = defaultdict(list)
+        self.keys: dict[int, str] = {}
+        self.graves: set[int] = set()
         self.settled: dict[GroupKey, set[int]] = defaultdict(set)
         self.meant: dict[GroupKey, set[int]] = defaultdict(set)
         self.before: dict[str, int] = defaultdict(lambda: 1)
         self.compacted: set[str] = set()
         self.removed: set[str] = set()
+        self._written: dict[str, Values] = defaultdict(dict)
         self.ended = False
         for line in lines:
             kind, *rest = json.loads(line)
-            getattr(self, "_" + kind)(*rest)
+            self._take(kind, *rest)
 
-    def _try(self, topic: str, numbers: list[int]) -> None:
-        self.tried[topic].append(tuple(numbers))
-
-    def _ack(self, topic: str, placed: list[tuple[int, int]]) -> None:
-        self.acked[topic].update((offset, number) for offset, number in placed)
-
-    def _written(self, topic: str, placed: list[tuple[int, int]]) -> None:
-        """In the log, and durable at the latest when its segment is sealed."""
-
-    def _means(self, topic: str, group: str, offsets: list[int]) -> None:
-        """It is about to settle these because they were handled."""
-        self.meant[GroupKey(topic, 0, group)].update(offsets)
-
-    def _settled(self, topic: str, group: str, offsets: list[int]) -> None:
-        self.settled[GroupKey(topic, 0, group)].update(offsets)
-
-    def _trims(self, topic: str, before: int) -> None:
-        self.before[topic] = max(self.before[topic], before)
-
-    def _compacts(self, topic: str) -> None:
-        self.compacted.add(topic)
-
-    def _removes(self, topic: str) -> None:
-        self.removed.add(topic)
-
-    def _end(self) -> None:
-        self.ended = True
+    def _take(self, kind: str, topic: str = "", *rest: Any) -> None:
+        match kind:
+            case "try":
+                numbers, key, grave = rest
+                self.tried[topic].append(numbers)
+                self.keys |= dict.fromkeys(numbers, key) if key else {}
+                self.graves |= set(numbers) if grave else set()
+            case "ack":
+                self.acked[topic] |= dict(rest[0])
+            case "written":  # it is in the log, but not durable yet
+                self._written[topic] |= dict(rest[0])
+            case "sealed":  # everything below is durable
+                written = self._written[topic]
+                self.acked[topic] |= {o: v for o, v in written.items() if o < rest[0]}
+            case "means":  # about to settle these because they were handled
+                self.meant[GroupKey(topic, 0, rest[0])] |= set(rest[1])
+            case "settled":
+                self.settled[GroupKey(topic, 0, rest[0])] |= set(rest[1])
+            case "trims":
+                self.before[topic] = max(self.before[topic], rest[0])
+            case "compacts":
+                self.compacted.add(topic)
+            case "removes":
+                self.removed.add(topic)
+            case "end":
+                self.ended = True
+            case _:
+                raise ValueError(kind)
 
 
 def records_of(folder: Folder, topic: str) -> list[Record]:
@@ -130,123 +135,118 @@ def records_of(folder: Folder, topic: str) -> list[Record]:
     return found
 
 
+def values(records: list[Record]) -> Values:
+    """``{offset: number}``; a dead letter has the number of its record's offset."""
+    return {
+        r.offset: int(r.event.headers.get("dlq-offset", r.event.id.removeprefix("e")))
+        for r in records
+    }
+
+
 def broken(root: str, promises: Promises) -> list[str]:
     """Every promise that the folder does not keep, in words."""
-    problems: list[str] = []
     try:
-        before = _look(root, promises, problems)
+        problems, before = _look(root, promises)
         _go_on(root, before)
-        after = _look(root, promises, problems)
+        more, after = _look(root, promises)
         for topic, seen in before.items():
-            want = {**seen, max(seen, default=0) + 1: -1} if topic in _AGAIN else seen
-            if promises.removed or topic not in after:
-                continue
-            if {o: v for o, v in after[topic].items() if v != -1} != seen:
-                problems.append(f"{topic}: {want} became {after[topic]} by one more append")
+            now = {o: v for o, v in after[topic].items() if v != PROBE}
+            if now != seen:
+                more.append(f"{topic}: {seen} became {now} by one more append")
     except (TrunklineError, OSError, ValueError) as error:
-        problems.append(f"{type(error).__name__}: {error}")
-    return problems
+        return [f"{type(error).__name__}: {error}"]
+    return problems + more
 
 
-_AGAIN: frozenset[str] = frozenset()
-
-
-def _look(root: str, promises: Promises, problems: list[str]) -> dict[str, dict[int, int]]:
+def _look(root: str, promises: Promises) -> tuple[list[str], dict[str, Values]]:
     folder = Folder(root, OPTIONS, StillClock())
-    seen: dict[str, dict[int, int]] = {}
+    problems: list[str] = []
+    seen: dict[str, Values] = {}
     try:
         for topic in folder.topics():
             if topic in promises.removed:
                 continue
-            # What a reader is shown before anybody repairs anything must stay.
-            shown = _values(records_of(folder, topic))
-            with folder.writer(topic, 0)._mutex:
-                pass
-            folder.writer(topic, 0).begin()
+            shown = values(records_of(folder, topic))
+            folder.writer(topic, 0).begin()  # whoever writes next repairs what is left
             folder.writer(topic, 0).end()
-            records = records_of(folder, topic)
-            seen[topic] = _values(records)
+            seen[topic] = values(records_of(folder, topic))
             lost = {o: v for o, v in shown.items() if seen[topic].get(o) != v}
             if lost:
-                problems.append(f"{topic}: readers saw {lost}, then it was gone")
-            problems += _check_topic(topic, records, seen[topic], folder, promises)
+                problems.append(f"{topic}: a reader saw {lost}, and then it was gone")
+            problems += _check_topic(topic, seen[topic], folder, promises)
         for topic, acked in promises.acked.items():
             if topic not in seen and topic not in promises.removed and acked:
                 problems.append(f"{topic}: is gone with {acked}")
-        for key in set(promises.settled) | set(folder.groups()):
+        for key in {*promises.settled, *folder.groups()}:
             if key.topic not in promises.removed:
                 problems += _check_group(key, folder, promises)
     finally:
         folder.close()
-    return seen
+    return problems, seen
 
 
-def _values(records: list[Record]) -> dict[int, int]:
-    return {record.offset: int(record.event.id[1:]) for record in records}
-
-
-def _check_topic(
-    topic: str, records: list[Record], seen: dict[int, int], folder: Folder, promises: Promises
-) -> Iterable[str]:
-    offsets = [record.offset for record in records]
+def _check_topic(topic: str, seen: Values, folder: Folder, promises: Promises) -> Iterator[str]:
     head = folder.head(topic, 0)
+    offsets = list(seen)
     whole = topic not in promises.compacted
-    if offsets != sorted(set(offsets)):
-        yield f"{topic}: offsets out of order: {offsets}"
     if whole and offsets != list(range(head.start, head.next)):
-        yield f"{topic}: {offsets} is not all of {head.start} to {head.next - 1}"
-    if len(set(seen.values())) != len(seen) and not is_dead(topic):
+        yield f"{topic}: {offsets} is not {head.start} to {head.next - 1}"
+    if offsets != sorted(offsets):
+        yield f"{topic}: out of order: {offsets}"
+    if len({v for v in seen.values() if v}) < sum(map(bool, seen.values())) and not is_dead(topic):
         yield f"{topic}: a value has two offsets: {seen}"
     if head.start > promises.before[topic]:
-        yield f"{topic}: begins at {head.start}, nothing was trimmed behind {promises.before[topic]}"
-    latest = {record.event.key: record.offset for record in records}
-    for offset, number in promises.acked[topic].items():
+        yield f"{topic}: begins at {head.start}, trimmed was below {promises.before[topic]}"
+    acked = promises.acked[topic]
+    for offset, number in acked.items():
         if offset in seen and seen[offset] != number:
             yield f"{topic}: {offset} is {seen[offset]}, acknowledged was {number}"
-        if offset not in seen and offset >= promises.before[topic]:
-            if whole or max(latest.values(), default=0) < offset:
+        elif offset not in seen and offset >= promises.before[topic]:
+            if whole or not _superseded(offset, number, {**acked, **seen}, promises):
                 yield f"{topic}: {offset} is lost"
     for batch in promises.tried[topic]:
         have = [number in seen.values() for number in batch]
         if whole and any(have) and not all(have) and head.start == 1:
-            yield f"{topic}: half of the batch {batch} is there"
-    yield from (
-        f"{found.path} at {found.position}: {found.problem}"
-        for found in upkeep.verify(folder, topic, 0)
-        if found.severe
-    )
+            yield f"{topic}: a part of the batch {batch} is there"
+    for found in upkeep.verify(folder, topic, 0):
+        if found.severe:
+            yield f"{found.path} at {found.position}: {found.problem}"
 
 
-def _check_group(key: GroupKey, folder: Folder, promises: Promises) -> Iterable[str]:
-    try:
-        group: Group = folder.group(key)
-    except NotFound:
-        if promises.settled[key]:
+def _superseded(offset: int, number: int, known: Values, promises: Promises) -> bool:
+    key = promises.keys.get(number)
+    later = any(o > offset and promises.keys.get(n) == key for o, n in known.items())
+    return key is not None and (later or number in promises.graves)
+
+
+def _check_group(key: GroupKey, folder: Folder, promises: Promises) -> Iterator[str]:
+    wanted = promises.settled[key]
+    if not folder.has_group(key):
+        if wanted:
             yield f"{key}: is gone"
         return
-    missing = sorted(o for o in promises.settled[key] if not group.is_settled(o))
+    group = folder.group(key)
+    missing = sorted(offset for offset in wanted if not group.is_settled(offset))
     if missing:
         yield f"{key}: {missing} were settled, now the floor is {group.floor}"
-    _, end = folder.bounds(key.topic, 0)
+    end = folder.bounds(key.topic, 0).next
     if group.last_settled >= end:
         yield f"{key}: settled {group.last_settled}, the log ends before {end}"
-    letters = set()
-    if not is_dead(key.topic):
-        with suppress(NotFound):
-            found = (read_letter(record) for record in records_of(folder, key.topic + ".DLQ"))
-            letters = {letter.origin for letter in found if letter is not None}
-    settled = {o for o in range(1, end) if group.is_settled(o)}
-    for offset in settled - promises.meant[key] - letters:
-        if offset >= promises.before[key.topic]:
+    letters = {
+        letter.origin
+        for record in records_of(folder, dead_topic(key.topic))
+        if (letter := read_letter(record)) is not None
+    }
+    for offset in range(promises.before[key.topic], end):
+        if group.is_settled(offset) and offset not in promises.meant[key] | letters:
             yield f"{key}: {offset} is settled, but neither handled nor a dead letter"
 
 
-def _go_on(root: str, seen: dict[str, dict[int, int]]) -> None:
+def _go_on(root: str, seen: dict[str, Values]) -> None:
     """One more record in every topic."""
     folder = Folder(root, OPTIONS, StillClock())
     try:
         for topic in seen:
-            one = event(topic, -1)
-            folder.append(topic, 0, [encode_event(one, _LIMITS)], [one])
+            append(folder, topic, [PROBE])
     finally:
         folder.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import NBS_BUS, TRUNKLINE, Crash, Run, runner
+from .harness import NBS_BUS, TRUNKLINE, Crash, Run, memory_dir, runner
 
 
 @pytest.fixture
@@ -44,3 +44,9 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+@pytest.fixture
+def fast_dir() -> Iterator[Path]:
+    with memory_dir() as path:
+        yield path

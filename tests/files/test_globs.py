@@ -33,7 +33,10 @@ PATHS = ["/".join(parts) for size in (1, 2, 3) for parts in itertools.product(NA
 
 def expression(pattern: str) -> re.Pattern[str]:
     """The pattern by an independent way: as a regular expression."""
-    parts = pattern.split("/")
+    parts: list[str] = []
+    for part in pattern.split("/"):
+        if (part, parts[-1:]) != ("**", ["**"]):
+            parts.append(part)
     out = ""
     for index, part in enumerate(parts):
         last = index == len(parts) - 1

@@ -152,9 +152,9 @@ def test_bytes_that_are_no_text_arrive_as_they_are(nbs_bus: Run, queue: Path) ->
 
 def test_check_lists_by_priority_then_age_with_floored_ages(nbs_bus: Run, queue: Path) -> None:
     rows = [
-        (59.9, "low", "59s"),
-        (60.5, "normal", "1m"),
-        (3599, "normal", "59m"),
+        (-100, "low", "0s"),
+        (61, "normal", "1m"),
+        (3570, "normal", "59m"),
         (3601, "high", "1h"),
         (86_401, "critical", "1d"),
         (-100, "critical", "0s"),
@@ -174,6 +174,24 @@ def test_check_lists_by_priority_then_age_with_floored_ages(nbs_bus: Run, queue:
     assert (done.code, done.out.decode(), done.err) == (0, want, b"")
 
 
+@pytest.mark.parametrize(
+    ("seconds", "want"),
+    [
+        (-5, b"0s ago"),
+        (0.999, b"0s ago"),
+        (59.9, b"59s ago"),
+        (60, b"1m ago"),
+        (3599.9, b"59m ago"),
+        (3600, b"1h ago"),
+        (86_399, b"23h ago"),
+        (86_400, b"1d ago"),
+        (8_640_000, b"100d ago"),
+    ],
+)
+def test_ages_are_floored(seconds: float, want: bytes) -> None:
+    assert program.age(int(seconds * 1_000_000)) == want
+
+
 def test_check_of_an_empty_queue_prints_nothing(nbs_bus: Run, queue: Path) -> None:
     assert (nbs_bus("check", queue).code, nbs_bus("check", queue).out) == (0, b"")
     assert nbs_bus("check").err == b"Usage: nbs-bus check <dir> [--handle=<name>]\n"
@@ -182,9 +200,9 @@ def test_check_of_an_empty_queue_prints_nothing(nbs_bus: Run, queue: Path) -> No
 
 
 def test_handle_selects_by_source_and_empty_means_all(nbs_bus: Run, queue: Path) -> None:
-    one = put(queue, f"{ago(0)}-x-1.event", event("doc"))
-    two = put(queue, f"{ago(0) + 9}-y-1.event", event("parser", priority="strange"))
-    bare = put(queue, f"{ago(0) + 18}-z-1.event", "")
+    one = put(queue, f"{ago(-50)}-x-1.event", event("doc"))
+    two = put(queue, f"{ago(-51)}-y-1.event", event("parser", priority="strange"))
+    bare = put(queue, f"{ago(-52)}-z-1.event", "")
 
     assert nbs_bus("check", queue, "--handle=doc").out.decode() == f"[normal] {one} (0s ago)\n"
     names = re.findall(r"\] (\S+) \(", nbs_bus("check", queue, "--handle=").out.decode())
@@ -384,7 +402,7 @@ def test_watch_blocks_until_an_event_arrives(
 
     out, err = watch.communicate(timeout=10)
 
-    assert re.fullmatch(rf"\[high\] {name} \([0-9]s ago\)\n", out.decode())
+    assert re.fullmatch(rf"\[high\] {name} \([0-9]+s ago\)\n", out.decode())
     assert (watch.returncode, err) == (0, b"")
 
 

@@ -20,7 +20,7 @@ from trunkline.files.ndjson import Consumer, adoption, make_event, publish
 
 from .harness import ENV, TRUNKLINE, Crash, Done, Run
 
-FILES = ("files/ndjson.py", "cli/ndjson.py", "log/atomic.py")
+FILES = ("files/ndjson.py", "log/atomic.py")
 NOW = "2026-02-16T11:12:30Z"
 
 
@@ -424,11 +424,11 @@ def test_two_pollers_of_one_name_share_the_events(log: str, offsets: str) -> Non
     assert sorted(seen) == sorted(f"t{number}" for number in range(40))
 
 
-def test_publish_killed_at_every_step(tmp_path: Path, crash: Crash) -> None:
+def test_publish_killed_at_every_step(fast_dir: Path, crash: Crash) -> None:
     step = 0
     while True:
         step += 1
-        log = str(tmp_path / f"{step}.ndjson")
+        log = str(fast_dir / f"{step}.ndjson")
         emit(log, "before")
 
         def act(log: str = log) -> None:
@@ -444,22 +444,22 @@ def test_publish_killed_at_every_step(tmp_path: Path, crash: Crash) -> None:
     assert step > 30
 
 
-def test_poll_killed_at_every_step(tmp_path: Path, crash: Crash) -> None:
+def test_poll_killed_at_every_step(fast_dir: Path, crash: Crash) -> None:
     """What was printed may come again; what was not printed does come."""
-    log = str(tmp_path / "log")
+    log = str(fast_dir / "log")
     for number in range(3):
         emit(log, f"t{number}")
 
     def act(number: int) -> None:
-        sys.stdout = open(tmp_path / f"out{number}", "w")  # noqa: SIM115
+        sys.stdout = open(fast_dir / f"out{number}", "w")  # noqa: SIM115
         words = ["ndjson", "poll", "--consumer", "c", "--events-file", log, "--max-events", "2"]
-        assert main([*words, "--offsets-dir", str(tmp_path / f"offsets{number}")]) == 0
+        assert main([*words, "--offsets-dir", str(fast_dir / f"offsets{number}")]) == 0
 
     points = crash.points(lambda: act(0), FILES)
     assert len(points) > 100
     for point in [*points, 10**9]:
         killed = crash.at(point, lambda at=point: act(at), FILES)  # type: ignore[misc]
-        offsets, out = tmp_path / f"offsets{point}", tmp_path / f"out{point}"
+        offsets, out = fast_dir / f"offsets{point}", fast_dir / f"out{point}"
         printed = topics(json.loads(out.read_text())) if out.read_text() else []
         rest = [event["topic"] for event in Consumer("c", log, str(offsets)).poll().events]
         assert printed in ([], ["t0", "t1"])

@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trunkline.errors import Duplicate, InvalidName, InvalidOption, NoBus, NotFound
-from trunkline.files import spool as module
-from trunkline.files.spool import Spool, default_dedup_key, parse
+from trunkline.files.event_file import default_dedup_key, parse
+from trunkline.files.spool import Spool
 
 from .harness import ENV, NBS_BUS, Crash, Run
 
-FILES = ("files/spool.py",)
+FILES = ("files/spool.py", "files/event_file.py")
 
 ORIGINAL = r"""
 # Another implementation: hidden file, rename, acknowledge by renaming. No lock, no sync.
@@ -61,7 +61,7 @@ def test_two_publishes_in_the_same_microsecond_are_two_files(
     queue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time_ns()
-    monkeypatch.setattr(module.time, "time_ns", lambda: now)
+    monkeypatch.setattr(time, "time_ns", lambda: now)
     spool = Spool(str(queue))
 
     made = [spool.publish("a", "t", "low", str(i)) for i in range(3)]
@@ -161,7 +161,7 @@ def test_a_payload_of_one_mebibyte_arrives_whole(nbs_bus: Run, queue: Path) -> N
     name = Spool(str(queue)).publish("good", "kind", "low", payload)
 
     assert Spool(str(queue)).get(name).payload == payload.removesuffix(b"\n")
-    assert nbs_bus("check", queue).out.decode() == f"[low] {name} (0s ago)\n"
+    assert nbs_bus("check", queue).out.decode().startswith(f"[low] {name} (")
     assert nbs_bus("read", queue, name).out == (queue / name).read_bytes()
 
 
@@ -272,11 +272,11 @@ def test_another_implementation_may_share_the_directory(queue: Path, nbs_bus: Ru
     assert spool.ack_all() == 90
 
 
-def test_publish_killed_at_every_step(tmp_path: Path, crash: Crash) -> None:
+def test_publish_killed_at_every_step(fast_dir: Path, crash: Crash) -> None:
     step = 0
     while True:
         step += 1
-        queue = tmp_path / str(step)
+        queue = fast_dir / str(step)
         queue.mkdir()
 
         def publish(queue: Path = queue) -> None:
@@ -299,11 +299,11 @@ def test_publish_killed_at_every_step(tmp_path: Path, crash: Crash) -> None:
 
 
 @pytest.mark.parametrize("verb", ["ack", "ack_all", "prune"])
-def test_ack_and_prune_killed_at_every_step(tmp_path: Path, crash: Crash, verb: str) -> None:
+def test_ack_and_prune_killed_at_every_step(fast_dir: Path, crash: Crash, verb: str) -> None:
     step = 0
     while True:
         step += 1
-        queue = tmp_path / str(step)
+        queue = fast_dir / str(step)
         queue.mkdir()
         spool = Spool(str(queue))
         made = [spool.publish("a", "t", "low", f"{i}" * 100) for i in range(3)]

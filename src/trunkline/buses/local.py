@@ -12,12 +12,12 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from trunkline.bus import Delivery, Start
+from trunkline.bus import Delivery, Outcome, Start
 from trunkline.clock import Clock, SystemClock
 from trunkline.dead import Desk
 from trunkline.errors import Closed, InvalidEvent, InvalidFilter, InvalidOption, TrunklineError
 from trunkline.event import PRIORITIES, Event, Receipt, Record, check_event, new_ids
-from trunkline.group import Group
+from trunkline.group import Group, Lease
 from trunkline.middleware import compose
 from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, make
 from trunkline.pump import Hooks, Pump
@@ -29,6 +29,7 @@ from trunkline.worker import Handler, run
 H = TypeVar("H", bound=Handler)
 OnPublish = Callable[[str, BaseException | None, float], None]
 _FIND_S = 0.25  # new topics are rare, rings are not
+_LOOK_S = 0.005
 _FIELDS = frozenset(Event.__struct_fields__) - {"topic", "payload"}
 
 
@@ -59,10 +60,12 @@ class LocalBus:
         self._handlers: list[tuple[dict[str, Any], Handler, int]] = []
         self._workers: list[asyncio.Task[None]] = []
         self._starting: set[asyncio.Event] = set()
+        self._fired: set[asyncio.Task[Receipt]] = set()
+        self._misfires: list[asyncio.Task[Receipt]] = []
         self._started = False
         self._closed = False
-        self._chain = self._append
-        self._plain = on_publish is None  # nothing stands between publish and the store
+        self._plain = False  # whether nothing stands between publish and the store
+        self.use()
 
     # -- publishing ----------------------------------------------------------------------------
 
@@ -107,6 +110,28 @@ class LocalBus:
             return await self.store.append(topic, events)
         return await self._send(events)
 
+    def fire(
+        self, topic: str | Event, payload: Any = None, **fields: Any
+    ) -> asyncio.Task[Receipt]:
+        """Publish without waiting: await what this gives, or ``flush``, before you rely on it."""
+        task = asyncio.get_running_loop().create_task(self.publish(topic, payload, **fields))
+        self._fired.add(task)
+        task.add_done_callback(self._landed)
+        return task
+
+    def _landed(self, task: asyncio.Task[Receipt]) -> None:
+        self._fired.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._misfires.append(task)
+
+    async def flush(self) -> None:
+        """Wait for everything fired so far; raises the first error among it since the last time."""
+        if self._fired:
+            await asyncio.wait(set(self._fired))
+        misfires, self._misfires = self._misfires, []
+        for task in misfires:
+            task.result()
+
     def _whole_events(self, topic: str, events: Sequence[Any]) -> list[Event]:
         for event in events:
             check_event(event, self._limits)
@@ -124,7 +149,10 @@ class LocalBus:
             fields = dict(fields)
             delay_s = fields.pop("delay_s", None)
             if delay_s is not None:
-                fields["not_before"] = self.clock.now() + timedelta(seconds=delay_s)
+                try:
+                    fields["not_before"] = self.clock.now() + timedelta(seconds=delay_s)
+                except (TypeError, ValueError, OverflowError) as error:
+                    raise InvalidEvent(f"delay_s={delay_s!r}: {error}", field="delay_s") from None
             rank = fields.get("priority")
             if isinstance(rank, int) and 0 <= rank < len(PRIORITIES):
                 fields["priority"] = PRIORITIES[rank]
@@ -234,7 +262,7 @@ class LocalBus:
         for subscription in list(self._subscriptions):
             subscription.drain()
         if self._workers:
-            _, late = await asyncio.wait(self._workers, timeout=timeout_s or None)
+            _, late = await asyncio.wait(self._workers, timeout=timeout_s)
             for task in late:
                 task.cancel()
             results = await asyncio.gather(*self._workers, return_exceptions=True)
@@ -252,11 +280,12 @@ class LocalBus:
         deadline = None if timeout_s is None else self.clock.monotonic() + timeout_s
         for ready in list(self._starting):
             await ready.wait()
+        self._raise_failed()
         while await self._lag():
             if deadline is not None and self.clock.monotonic() >= deadline:
                 return False
+            await asyncio.sleep(_LOOK_S)  # not the clock's time: handlers work in real time
             self._raise_failed()
-            await self.clock.sleep(0.01)
         return True
 
     async def run(self) -> None:
@@ -273,6 +302,8 @@ class LocalBus:
                 raise _only(task.exception())
 
     async def _lag(self) -> int:
+        for subscription in list(self._subscriptions):
+            await subscription.find()
         total = 0
         for key in list(self._pumps):
             _, end = await self.store.bounds(key.topic, key.partition)
@@ -281,13 +312,12 @@ class LocalBus:
 
     async def pump(self, key: GroupKey, start: Start, policy: GroupOptions | None) -> Pump:
         """The pump of one group and partition, made when it is first asked for."""
-        found = self._pumps.get(key)
-        if found is None:
+        if key not in self._pumps:
             await self._define_group(key, start, policy)
-            options = (await self.store.topics()).get(key.topic, TopicOptions())
-            found = self._pumps.get(key)
         elif policy is not None:
             await self.store.update(key, lambda group: group.define(policy, 0))
+        options = (await self.store.topics()).get(key.topic, TopicOptions())
+        found = self._pumps.get(key)  # only now: it may have been closed meanwhile
         if found is None:
             found = Pump(self.store, key, options.ttl_policy, self.clock, self._draw, self._hooks)
             self._pumps[key] = found
@@ -344,7 +374,8 @@ class LocalBus:
         """What an operator wants to know at a glance."""
         folder = getattr(self.store, "folder", None)
         full = bool(folder and folder.is_full)
-        failed = [str(t.exception()) for t in self._workers if t.done() and not t.cancelled()]
+        ended = [t for t in self._workers if t.done() and not t.cancelled()]
+        failed = [str(_only(t.exception())) for t in ended if t.exception() is not None]
         return {
             "ok": not (self._closed or full or failed),
             "durability": self.store.features.durability,
@@ -360,6 +391,7 @@ class LocalBus:
             return
         try:
             await self.stop()
+            await self.flush()
         finally:
             self._closed = True
             for subscription in list(self._subscriptions):
@@ -418,9 +450,15 @@ class LocalSubscription:
     async def __aenter__(self) -> Self:
         if self._entered or self._closed:
             raise Closed("a subscription is entered once")
+        if self._bus._closed:
+            raise Closed("the bus is closed")
         self._entered = True
         self._bus._subscriptions.add(self)
-        await self._find()
+        try:
+            await self.find()
+        except BaseException:
+            await self.close()  # part of it may have begun
+            raise
         self._bus.store.bell.listen(self._rung)
         self._finder = asyncio.get_running_loop().create_task(self._keep_finding())
         return self
@@ -437,7 +475,7 @@ class LocalSubscription:
         return self
 
     async def __anext__(self) -> Delivery:
-        while not self._queue:
+        while self._draining or not self._queue:
             if self._error is not None:
                 raise self._error
             if self._closed or self._draining:
@@ -466,18 +504,18 @@ class LocalSubscription:
         unread = set(self._queue)
         self._queue.clear()
         held, self._open = self._open, {}
+        for delivery in held.keys() - unread:
+            delivery.outcome = Outcome.NACK  # too late for any other verb
         for key, pump in self._pumps.items():
             mine = [d for d, owner in held.items() if owner is pump]
             with contextlib.suppress(TrunklineError):
                 await pump.detach(
-                    self,
-                    [d for d in mine if d in unread],
-                    [d for d in mine if d not in unread and d.outcome is None],
+                    self, [d for d in mine if d in unread], [d for d in mine if d not in unread]
                 )
-            if pump.idle():
+            if pump.idle() and bus._pumps.get(key) is pump:
+                del bus._pumps[key]  # before any wait: nobody shall join it any more
                 with contextlib.suppress(TrunklineError):
                     await pump.close()
-                bus._pumps.pop(key, None)
         bus._subscriptions.discard(self)
 
     # -- as a pump sees it ---------------------------------------------------------------------
@@ -509,6 +547,21 @@ class LocalSubscription:
         self._queue.append(delivery)
         self._arrived.set()
 
+    def keep(self, pump: Pump, leases: dict[int, Lease]) -> float:
+        """Let go of deliveries of ``pump`` that are leased no longer; when to look again."""
+        until = float("inf")
+        for delivery, owner in list(self._open.items()):
+            if owner is not pump:
+                continue
+            lease = leases.get(delivery.offset)
+            if lease is not None and lease.attempt == delivery.attempt:
+                until = min(until, lease.until)
+                continue
+            del self._open[delivery]
+            with contextlib.suppress(ValueError):
+                self._queue.remove(delivery)
+        return until
+
     def fail(self, error: BaseException) -> None:
         self._error = error
         self._arrived.set()
@@ -525,14 +578,18 @@ class LocalSubscription:
             await self._changed.wait()
             self._changed.clear()
             try:
-                await self._find()
+                await self.find()
             except TrunklineError as error:
                 self.fail(error)
                 return
             await asyncio.sleep(_FIND_S)
 
-    async def _find(self) -> None:
+    async def find(self) -> None:
+        """Begin with the topics and partitions that are there and were not before."""
         topics = await self._bus.store.topics()
+        # What came into being since we began is new from its first record on.
+        since = self._finder is not None and self._start == "latest"
+        start: Start = "earliest" if since else self._start
         if is_pattern(self._topic):
             # Dead letters are asked for by name: a pattern would deliver a failure as an event.
             wanted = {
@@ -547,9 +604,10 @@ class LocalSubscription:
             for partition in range(options.partitions):
                 key = GroupKey(name, partition, self._group)
                 if key not in self._pumps:
-                    pump = await self._bus.pump(key, self._start, self._policy)
-                    self._pumps[key] = pump
-                    pump.attach(self)
+                    pump = await self._bus.pump(key, start, self._policy)
+                    if key not in self._pumps and not self._closed:
+                        self._pumps[key] = pump
+                        pump.attach(self)
 
 
 def _check_start(start: Start) -> None:

@@ -32,7 +32,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
 VERBS: dict[str, tuple[str, str]] = {
     "pub": ("records", "publish events"),
     "sub": ("receive", "receive events, as a member of a group or looking on"),
-    "tail": ("records", "show the last events, and follow"),
+    "tail": ("receive", "show the last events, and follow"),
     "grep": ("records", "find events by content"),
     "get": ("records", "show events by offset or time"),
     "topic": ("topics", "list, create, edit, remove, purge and compact topics"),
@@ -61,13 +61,31 @@ _COMMON: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 )
 _SWITCHES = ("json", "quiet", "no_color", "allow_network")
 # Offsets such as -3 and -3: are values, not options.
-_VALUE_LIKE = re.compile(r"-\d+(?:\.\d+|:.*)?")
+_VALUE_LIKE = re.compile(r"-\d+(?:\.\d+|:.*)?$")
 
 Commands = argparse._SubParsersAction
 Run = Callable[[argparse.Namespace], int | None]
 
 
 class Parser(argparse.ArgumentParser):
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """argparse takes an optional word only next to the required ones; here it may as well
+        follow the options: ``pub TOPIC --key K JSON``.
+        """
+        found, rest = super().parse_known_args(args, namespace)
+        for action in self._get_positional_actions():
+            if action.nargs in ("?", "*") and not getattr(found, action.dest, True):
+                taken = rest if action.nargs == "*" else rest[:1]
+                if taken and not any(map(self._is_option, taken)):
+                    setattr(found, action.dest, self._get_values(action, taken))
+                    rest = rest[len(taken) :]
+        return found, rest
+
+    def _is_option(self, word: str) -> bool:
+        return word.startswith("-") and word != "-" and not _VALUE_LIKE.fullmatch(word)
+
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_ARGUMENTS, f"trunkline: {message} (see {self.prog} --help)\n")
 
@@ -78,7 +96,7 @@ def leaf(commands: Commands[Any], name: str, run: Run, about: str) -> argparse.A
         name, help=about, description=about, allow_abbrev=False
     )
     _add_common(parser)
-    parser._negative_number_matcher = _VALUE_LIKE  # type: ignore[attr-defined]
+    parser._negative_number_matcher = _VALUE_LIKE
     parser.set_defaults(run=run)
     return parser
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from trunkline.bridge import Counts, follow, open_bridge
+from trunkline.bridge import Carried, follow, open_bridge
 from trunkline.cli import OK
 
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _show(args: argparse.Namespace, counts: Counts) -> None:
+def _show(args: argparse.Namespace, counts: Carried) -> None:
     values = counts.to_json()
     if args.json:
         print(json.dumps({"source": args.source, "sink": args.sink, **values}), flush=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,15 +26,7 @@ _KEEPING_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u
 _ESCAPE = re.compile(r"%(.)|\\(.)", re.DOTALL)
 _BACKSLASH = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 _encode = msgspec.json.Encoder().encode
-_DEFAULTS = {
-    name: default
-    for name, default in zip(
-        Event.__struct_fields__[-len(Event.__struct_defaults__) :],
-        Event.__struct_defaults__,
-        strict=True,
-    )
-    if not callable(default)
-}
+_UNSET = msgspec.structs.asdict(Event(topic="unset"))
 
 
 def to_json(value: Any) -> str:
@@ -98,7 +89,7 @@ class Output:
                 print(name)
             return
         lines = [[cell(row[name]) for name in columns] for row in rows]
-        numbers = [bool(lines) and all(_is_number(line[i]) for line in lines) for i in range(len(columns))]
+        numbers = [all(_is_number(line[i]) for line in lines) for i in range(len(columns))]
         if not lines:
             self.say(empty)
         elif not (is_terminal() and self._draw(columns, lines, numbers)):
@@ -169,7 +160,7 @@ def record_row(record: Record, **more: Any) -> dict[str, Any]:
     }
     for name in Event.__struct_fields__:
         value = getattr(event, name)
-        if name not in ("topic", "payload") and value != _DEFAULTS.get(name):
+        if name not in ("topic", "payload") and value != _UNSET[name]:
             row[name] = value
     row["payload"] = event.payload
     return row
@@ -274,7 +265,8 @@ def confirm(args: argparse.Namespace, question: str) -> bool:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InvalidOption(
-            f"{question} not without --yes where there is no terminal", hint="--dry-run only shows"
+            f"{question} There is no terminal to answer at, so nothing was done",
+            hint="--yes goes ahead, --dry-run only shows",
         )
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
@@ -297,12 +289,4 @@ def progress(args: argparse.Namespace, title: str) -> Iterator[Progress]:
         return
     with Bar(console=Console(stderr=True, no_color=args.no_color or None), transient=True) as bar:
         task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def parse_json(text: str) -> Any:
-    """JSON typed by a person; the error says where it went wrong."""
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InvalidOption(f"not JSON: {error}") from None
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from trunkline.errors import Duplicate, InvalidOption, NotFound
-from trunkline.files.spool import Content, Spool, default_dedup_key
+from trunkline.files.event_file import Content, default_dedup_key
+from trunkline.files.spool import Spool
 
 TASK_COMPLETE: Final = "task-complete"
 TASK_BLOCKED: Final = "task-blocked"

@@ -20,8 +20,7 @@ import msgspec
 
 from trunkline.errors import InvalidEvent, InvalidName
 from trunkline.event import Event, new_id
-from trunkline.files import ndjson
-from trunkline.files import spool as spools
+from trunkline.files import event_file, ndjson
 from trunkline.topics import check_topic
 
 ORIGIN: Final = "trunkline-origin"
@@ -36,7 +35,7 @@ _OWN_LINES = (("origin", ORIGIN), ("via", VIA))
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Parcel:
     """One event on its way: where it began, and the place it is read from now."""
 
     event: Event
@@ -48,12 +47,12 @@ class Item:
         return [place for place in self.event.headers.get(VIA, "").split(",") if place]
 
 
-def to_event(item: Item) -> Event:
+def to_event(item: Parcel) -> Event:
     """The event with its origin and its way in the headers."""
     return msgspec.structs.replace(item.event, headers=_headers(item))
 
 
-def to_line(item: Item) -> Json:
+def to_line(item: Parcel) -> Json:
     """The event as a line of an NDJSON file. What the eight members cannot hold goes into
     ``headers``, from where ``from_line`` takes it back.
     """
@@ -94,12 +93,12 @@ def from_line(line: Json) -> Event:
         "subject": scope,
         "key": scope,
         "idem_key": _text(line.get("idempotency_key")),
-        "ttl_sec": ttl_s if isinstance(ttl_s, int) and ttl_s > 0 else None,
+        "ttl_sec": float(ttl_s) if isinstance(ttl_s, int) and 0 < ttl_s < 1e15 else None,
     }
     return _event(_text(line.get("event_id")) or new_id(), name, fields, headers, payload)
 
 
-def to_spool(item: Item) -> bytes:
+def to_spool(item: Parcel) -> bytes:
     event = item.event
     headers = _headers(item)
     payload = event.payload
@@ -125,11 +124,11 @@ def to_spool(item: Item) -> bytes:
         "via": headers.pop(VIA),
         "headers": json.dumps(headers, sort_keys=True, separators=(",", ":")),
     }
-    return spools.encode(source, kind, event.priority, int(event.ts.timestamp()), fields, raw)
+    return event_file.encode(source, kind, event.priority, int(event.ts.timestamp()), fields, raw)
 
 
 def from_spool(name: str, body: bytes) -> Event:
-    content = spools.parse(body)
+    content = event_file.parse(body)
     fields = {key: _clean(value) for key, value in content.fields.items()}
     headers: dict[str, str] = {}
     with suppress(ValueError):
@@ -146,11 +145,13 @@ def from_spool(name: str, body: bytes) -> Event:
         "ts": datetime.fromtimestamp(us / 1_000_000, UTC) if us < 2**53 else None,
         "type": kind,
         "actor": source or None,
-        "priority": fields.get("priority") if fields.get("priority") in spools.PRIORITIES else None,
+        "priority": fields.get("priority")
+        if fields.get("priority") in event_file.PRIORITIES
+        else None,
         # Every plain nbs-bus event has this one, different ones too: it identifies nothing.
         "idem_key": key if key != f"{source}:{kind}" else None,
     }
-    return _event(_clean(name), kind, plain, headers, payload)
+    return _event(readable(name), kind, plain, headers, payload)
 
 
 def _spool_payload(raw: bytes, wrapped: str) -> Any:
@@ -202,7 +203,7 @@ def topic_for(text: str) -> str:
         return re.sub(r"\.{2,}", ".", name)[:200].strip(".") or "event"
 
 
-def _headers(item: Item) -> dict[str, str]:
+def _headers(item: Parcel) -> dict[str, str]:
     via = [*item.via, item.place]
     own = item.event.headers
     return {**own, ORIGIN: item.origin, VIA: ",".join(dict.fromkeys(via))}
@@ -227,6 +228,13 @@ def _text_map(value: Any) -> dict[str, str]:
 
 def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode() if not text.isascii() else text
+
+
+def readable(name: str) -> str:
+    """A file name as text that can be stored: bytes that are no text are spelled out, so that two
+    names stay two.
+    """
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def word(text: str) -> str:

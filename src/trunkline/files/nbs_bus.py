@@ -12,6 +12,7 @@ import sys
 import time
 
 from trunkline.files import spool
+from trunkline.files.event_file import PRIORITIES, SECONDS_MAX, iso, parse_int
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 OK, ERROR, NO_DIRECTORY, NOT_FOUND, BAD_ARGUMENTS, DUPLICATE = range(6)
 _PATH_MAX = 4096
-_SECONDS_MAX = (2**63 - 1) // 1_000_000
 
 USAGE = b"""\
 Usage: nbs-bus <command> [args...]
@@ -78,7 +78,7 @@ _SYNOPSES = {
 }
 
 
-class Exit(Exception):  # noqa: N818 -- a way out, not a failure of the program
+class Exit(Exception):
     """Ends the command with a code, after one line on stderr."""
 
     def __init__(self, code: int, line: bytes) -> None:
@@ -129,7 +129,7 @@ def _publish(args: list[bytes]) -> int:
     payload = args[4] if len(args) > 4 and not args[4].startswith(b"--") else b""
     queue = _open(directory)
     name = os.fsdecode(priority)
-    if name not in spool.PRIORITIES:
+    if name not in PRIORITIES:
         raise Exit(
             BAD_ARGUMENTS,
             b"Error: invalid priority '%b' (use: critical, high, normal, low)" % priority,
@@ -146,10 +146,10 @@ def _window(options: list[bytes], queue: spool.Spool) -> int:
     text = _option(options, b"--dedup-window=")
     if text is None:
         return queue.config().dedup_window_s
-    value = spool.parse_int(text)
+    value = parse_int(text)
     if value is None or value < 0:
         raise Exit(BAD_ARGUMENTS, b"Error: invalid --dedup-window value: " + text)
-    if value > _SECONDS_MAX:
+    if value > SECONDS_MAX:
         message = b"Error: --dedup-window value too large (overflow): " + text
         raise Exit(BAD_ARGUMENTS, message)
     return value
@@ -226,7 +226,7 @@ def _ack_all(args: list[bytes]) -> int:
 def _prune(args: list[bytes]) -> int:
     queue = _open(args[0])
     text = _option(args[1:], b"--max-bytes=")
-    limit = queue.config().retention_max_bytes if text is None else spool.parse_int(text)
+    limit = queue.config().retention_max_bytes if text is None else parse_int(text)
     if limit is None or limit <= 0:
         raise Exit(BAD_ARGUMENTS, b"Error: invalid --max-bytes value: " + (text or b""))
     done = queue.prune(limit)
@@ -249,7 +249,7 @@ def _status(args: list[bytes]) -> int:
         lines += b" (critical=%d, high=%d, normal=%d, low=%d)" % tuple(state.counts)
     lines += b"\n"
     if state.oldest_us:
-        lines += b"Oldest pending: %b\n" % spool.iso(state.oldest_us // 1_000_000).encode()
+        lines += b"Oldest pending: %b\n" % iso(state.oldest_us // 1_000_000).encode()
     lines += b"Processed: %d events (%.1f KB)\n" % (state.processed, state.processed_bytes / 1024)
     if state.stale:
         lines += b"WARNING: %d stale event%b (unacked > %ds)\n" % (

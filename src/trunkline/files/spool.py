@@ -16,13 +16,25 @@ import errno
 import os
 import time
 
+from trunkline.files.event_file import (
+    PRIORITIES,
+    SECONDS_MAX,
+    SPACES,
+    Config,
+    Content,
+    as_bytes,
+    compose,
+    header,
+    leading_us,
+    parse,
+    parse_config,
+    read_head,
+)
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PRIORITIES = ("critical", "high", "normal", "low")
-RETENTION_MAX_BYTES = 16 * 1024 * 1024
-POLL_INTERVAL_S = 5
 PROCESSED = b"processed"
 CONFIG = b"config.yaml"
 # Neither ends with ".event" and starts with digits, so no implementation takes it for an event.
@@ -30,11 +42,6 @@ LOCK = b".lock"
 TEMP = b".tmp-"
 SUFFIX = b".event"
 
-_INT_MAX = 2**63 - 1
-_SECONDS_MAX = _INT_MAX // 1_000_000
-_SPACES = b" \t\n\v\f\r"
-_CONFIG_LINE_MAX = 511
-_HEAD_BYTES = 4096
 _TEMP_AGE_US = 3_600_000_000
 _WATCH_SLICE_S = 1.0
 
@@ -53,33 +60,6 @@ class Pending:
 
     def __repr__(self) -> str:
         return f"Pending({self.name!r}, {self.priority})"
-
-
-class Content:
-    """An event file, taken apart. ``fields`` holds every header line, known or not."""
-
-    __slots__ = ("fields", "payload")
-
-    def __init__(self, fields: dict[str, str], payload: bytes) -> None:
-        self.fields = fields
-        self.payload = payload
-
-    @property
-    def text(self) -> str:
-        return self.payload.decode("utf-8", "surrogateescape")
-
-
-class Config:
-    """``config.yaml``. A value that makes no sense leaves the default in place."""
-
-    __slots__ = ("ack_timeout_s", "dedup_window_s", "notify", "poll_s", "retention_max_bytes")
-
-    def __init__(self) -> None:
-        self.retention_max_bytes = RETENTION_MAX_BYTES
-        self.dedup_window_s = 0
-        self.ack_timeout_s = 0
-        self.notify = "inotifywait"
-        self.poll_s = POLL_INTERVAL_S
 
 
 class Pruned:
@@ -144,11 +124,11 @@ class Spool:
         """
         source, type_, key = _check_event(source, type_, priority, dedup_key)
         window_s = self.config().dedup_window_s if dedup_window_s is None else dedup_window_s
-        if not 0 <= window_s <= _SECONDS_MAX:
+        if not 0 <= window_s <= SECONDS_MAX:
             from trunkline.errors import InvalidOption
 
             raise InvalidOption(f"dedup_window_s={window_s}", name="dedup_window_s")
-        body = _encode(source, type_, priority, key, _bytes(payload))
+        body = compose(source, type_, priority, key, as_bytes(payload))
         seen: set[bytes] = set()
         window_us = window_s * 1_000_000 if key else 0
         if window_us:
@@ -273,7 +253,7 @@ class Spool:
                 text = file.read()
         except OSError:
             return Config()
-        return _parse_config(text)
+        return parse_config(text)
 
     def wait(self, source: str = "", timeout_s: float | None = None) -> list[Pending]:
         """Block until something is pending and return it; an empty list when time is up.
@@ -326,9 +306,9 @@ class Spool:
         for name, us, _ in _files(self.path, sizes=False):
             if us is None:
                 continue
-            head = _read_head(base + name)
+            head = read_head(base + name)
             if head is not None:
-                fields = _header(head)
+                fields = header(head)
                 rank = _RANK.get(fields.get(b"priority", b""), 2)
                 yield rank, us, name, fields.get(b"source", b""), fields.get(b"type", b"")
 
@@ -337,8 +317,8 @@ class Spool:
         for name, us, _ in _files(self.path, sizes=False):
             if us is None or us < cutoff or name in seen:
                 continue
-            head = _read_head(os.path.join(self.path, name))
-            if head is not None and _header(head).get(b"dedup-key") == key:
+            head = read_head(os.path.join(self.path, name))
+            if head is not None and header(head).get(b"dedup-key") == key:
                 from trunkline.errors import Duplicate
 
                 raise Duplicate(
@@ -422,45 +402,9 @@ class Spool:
         oldest = time.time_ns() // 1000 - _TEMP_AGE_US
         for name in os.listdir(self.path):
             if name.startswith(TEMP) and name.endswith(SUFFIX):
-                us = _leading_us(name[len(TEMP) :])
+                us = leading_us(name[len(TEMP) :])
                 if us is not None and us < oldest:
                     _unlink(os.path.join(self.path, name))
-
-
-def parse(body: bytes) -> Content:
-    """Take an event file apart. Only lines before ``payload:`` are fields, so no payload can look
-    like one.
-    """
-    fields = {
-        os.fsdecode(name): value.decode("utf-8", "surrogateescape")
-        for name, value in _header(body).items()
-    }
-    lines: list[bytes] = []
-    _, found, rest = (b"\n" + body).partition(b"\npayload: |\n")
-    if found:
-        lines = [line[2:] for line in rest.removesuffix(b"\n").split(b"\n")]
-    return Content(fields, b"\n".join(lines))
-
-
-def default_dedup_key(
-    source: str, type_: str, *, channel: str | None = None, target: str | None = None
-) -> str:
-    """The key of an event type by convention: messages differ by channel, mentions by target."""
-    if type_ == "chat-message" and channel:
-        return f"{source}:{type_}:{channel}"
-    if type_ == "chat-mention" and target:
-        return f"{source}:{type_}:{target}"
-    return f"{source}:{type_}"
-
-
-def encode(
-    source: str, type_: str, priority: str, timestamp_s: int, fields: dict[str, str], payload: bytes
-) -> bytes:
-    """The bytes of an event file with further header lines after the known ones."""
-    extra = b"".join(
-        b"%b: %b\n" % (_bytes(name), _one_line(value)) for name, value in fields.items()
-    )
-    return _head(_bytes(source), _bytes(type_), priority, timestamp_s) + extra + _block(payload)
 
 
 _RANK = {name.encode(): rank for rank, name in enumerate(PRIORITIES)}
@@ -476,20 +420,12 @@ def _next_us() -> int:
         return _last_us
 
 
-def _bytes(text: str | bytes) -> bytes:
-    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
-
-
-def _one_line(text: str) -> bytes:
-    return _bytes(text).replace(b"\n", b" ").replace(b"\r", b" ")
-
-
 def _check_event(
     source: str | bytes, type_: str | bytes, priority: str, dedup_key: str | None
 ) -> tuple[bytes, bytes, bytes]:
-    source, type_ = _bytes(source), _bytes(type_)
+    source, type_ = as_bytes(source), as_bytes(type_)
     for label, text in (("source", source), ("type", type_)):
-        if not text or any(byte in _SPACES for byte in text):
+        if not text or any(byte in SPACES for byte in text):
             from trunkline.errors import InvalidName
 
             what = f"not contain whitespace: '{os.fsdecode(text)}'" if text else "not be empty"
@@ -500,7 +436,7 @@ def _check_event(
         raise InvalidOption(
             f"invalid priority '{priority}' (use: {', '.join(PRIORITIES)})", name="priority"
         )
-    key = b"%b:%b" % (source, type_) if dedup_key is None else _bytes(dedup_key)
+    key = b"%b:%b" % (source, type_) if dedup_key is None else as_bytes(dedup_key)
     if b"\n" in key:
         from trunkline.errors import InvalidName
 
@@ -524,66 +460,6 @@ def _not_found(name: str) -> Exception:
     return NotFound(f"event not found: {name}", name=name)
 
 
-def _encode(source: bytes, type_: bytes, priority: str, key: bytes, payload: bytes) -> bytes:
-    head = _head(source, type_, priority, time.time_ns() // 1_000_000_000)
-    return head + (b"dedup-key: %b\n" % key if key else b"") + _block(payload)
-
-
-def _head(source: bytes, type_: bytes, priority: str, timestamp_s: int) -> bytes:
-    return b"source: %b\ntype: %b\npriority: %b\ntimestamp: %b\n" % (
-        source,
-        type_,
-        priority.encode(),
-        iso(timestamp_s).encode(),
-    )
-
-
-def _block(payload: bytes) -> bytes:
-    if not payload:
-        return b""
-    lines = payload.removesuffix(b"\n").replace(b"\n", b"\n  ")
-    return b"payload: |\n  %b\n" % lines
-
-
-def iso(seconds: int) -> str:
-    at = time.gmtime(seconds)
-    return (
-        f"{at.tm_year:04d}-{at.tm_mon:02d}-{at.tm_mday:02d}"
-        f"T{at.tm_hour:02d}:{at.tm_min:02d}:{at.tm_sec:02d}Z"
-    )
-
-
-def _header(body: bytes) -> dict[bytes, bytes]:
-    fields: dict[bytes, bytes] = {}
-    for line in body.split(b"\n"):
-        name, found, value = line.partition(b": ")
-        if name == b"payload" or line[:1] in (b" ", b"\t"):
-            break
-        if found:
-            fields.setdefault(name, value)
-    return fields
-
-
-def _read_head(path: bytes) -> bytes | None:
-    """The first bytes of an event, all header lines included; None when it is gone."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        head = os.read(fd, _HEAD_BYTES)
-        while len(head) % _HEAD_BYTES == 0 and b"\npayload: " not in head:
-            more = os.read(fd, _HEAD_BYTES)
-            if not more:
-                break
-            head += more
-        return head
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-
-
 def _files(path: bytes, *, sizes: bool = True) -> Iterator[tuple[bytes, int | None, int]]:
     """(name, µs of the name or None, size) of the regular files that look like events."""
     with os.scandir(path) as entries:
@@ -593,53 +469,9 @@ def _files(path: bytes, *, sizes: bool = True) -> Iterator[tuple[bytes, int | No
                 continue
             try:
                 if entry.is_file():
-                    yield name, _leading_us(name), entry.stat().st_size if sizes else 0
+                    yield name, leading_us(name), entry.stat().st_size if sizes else 0
             except OSError:  # it went away while we looked
                 continue
-
-
-def _leading_us(name: bytes) -> int | None:
-    digits, dash, _ = name.partition(b"-")
-    if not dash or not digits.isdigit() or len(digits) > 31:
-        return None
-    us = int(digits)
-    return us if us <= _INT_MAX else None
-
-
-def parse_int(text: bytes) -> int | None:
-    """What C's strtoll makes of the whole text: spaces and a sign in front, and nothing is 0."""
-    digits = text.lstrip(_SPACES)
-    if digits[:1] in (b"+", b"-"):
-        digits = digits[1:]
-    if not digits.isdigit():
-        return 0 if not text else None
-    if len(digits.lstrip(b"0")) > 19:
-        return None
-    value = -int(digits) if b"-" in text else int(digits)
-    return value if -_INT_MAX - 1 <= value <= _INT_MAX else None
-
-
-def _parse_config(text: bytes) -> Config:
-    config = Config()
-    for line in text.split(b"\n"):
-        name, found, value = line.partition(b":")
-        value = value.strip(_SPACES)
-        if not found or not value or line[:1] == b"#" or len(line) > _CONFIG_LINE_MAX:
-            continue
-        name, number = name.rstrip(_SPACES), parse_int(value)
-        if name == b"notify" and value in (b"inotifywait", b"poll"):
-            config.notify = value.decode()
-        elif number is None:
-            continue
-        elif name == b"retention-max-bytes" and number > 0:
-            config.retention_max_bytes = number
-        elif name == b"dedup-window" and 0 <= number <= _SECONDS_MAX:
-            config.dedup_window_s = number
-        elif name == b"ack-timeout" and 0 <= number <= _SECONDS_MAX:
-            config.ack_timeout_s = number
-        elif name == b"poll-interval" and 0 < number <= 86_400:
-            config.poll_s = number
-    return config
 
 
 def _left(deadline: float | None) -> float:

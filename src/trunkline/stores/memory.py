@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from trunkline.clock import Clock, SystemClock
 from trunkline.errors import Closed, Conflict, NotFound, OutOfRange
 from trunkline.event import Event, Receipt, Record, encode_event
@@ -14,7 +16,7 @@ from trunkline.group import Group
 from trunkline.log.line import close_line, parse
 from trunkline.options import StoreOptions, TopicOptions, make
 from trunkline.store import Bell, Bounds, Features, GroupKey, pick_partition
-from trunkline.topics import check_group, check_topic
+from trunkline.topics import check_group, check_topic, is_dead
 
 T = TypeVar("T")
 
@@ -42,6 +44,10 @@ class MemoryStore:
         self.bell = Bell()
         self.options = make(StoreOptions, options)
         self.clock = clock or SystemClock()
+        # A dead letter is its record and the reason: it may be a little larger.
+        self._dead_limits = replace(
+            self.options.limits, record_bytes=self.options.limits.record_bytes + 64 * 1024
+        )
         self._topics: dict[str, TopicOptions] = {}
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._groups: dict[GroupKey, Group] = {}
@@ -51,7 +57,8 @@ class MemoryStore:
     async def append(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
         self._check()
         check_topic(topic)
-        bodies = [encode_event(event, self.options.limits) for event in events]
+        limits = self._dead_limits if is_dead(topic) else self.options.limits
+        bodies = [encode_event(event, limits) for event in events]
         options = self._topics.setdefault(topic, TopicOptions())
         receipts = []
         for event, body in zip(events, bodies, strict=True):
@@ -135,14 +142,17 @@ class MemoryStore:
         return found
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
+        self._check()
         place = self._partition(check_topic(topic), partition)
         return Bounds(place.first, place.next)
 
     async def seek(self, topic: str, partition: int, when: datetime) -> int:
+        self._check()
         place = self._partition(check_topic(topic), partition)
         return _first_since(place, when)
 
     async def trim(self, topic: str, partition: int, before: int) -> Bounds:
+        self._check()
         place = self._partition(check_topic(topic), partition)
         self._trim(place, min(before, place.next))
         return Bounds(place.first, place.next)
@@ -170,12 +180,15 @@ class MemoryStore:
         return result
 
     async def groups(self) -> list[GroupKey]:
+        self._check()
         return sorted(self._groups)
 
     async def topics(self) -> dict[str, TopicOptions]:
+        self._check()
         return dict(self._topics)
 
     async def define(self, topic: str, options: TopicOptions | None) -> None:
+        self._check()
         check_topic(topic)
         if options is None:
             if self._topics.pop(topic, None) is None:
@@ -189,7 +202,7 @@ class MemoryStore:
         if options.partitions < have:
             raise Conflict(f"{topic} has {have} partitions, they cannot be reduced", topic=topic)
         self._topics[topic] = options
-        self.bell.ring(topic)
+        self.bell.ring(None)  # a subscriber may have partitions to find
 
     async def close(self) -> None:
         self._closed = True

@@ -7,18 +7,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trunkline.testing.bus_contract import BusContract, BusFeatures
-    from trunkline.testing.clock import ManualClock
+    from trunkline.testing.bus_contract import BusContract
+    from trunkline.testing.bus_fixtures import BusFeatures
+    from trunkline.testing.clock import ManualClock, PassingClock
+    from trunkline.testing.handler_contract import HandlerContract
     from trunkline.testing.store_contract import StoreContract
 
 _HOME = {
     "ManualClock": "clock",
+    "PassingClock": "clock",
     "StoreContract": "store_contract",
     "BusContract": "bus_contract",
-    "BusFeatures": "bus_contract",
+    "BusFeatures": "bus_fixtures",
+    "HandlerContract": "handler_contract",
 }
 
-__all__ = ["ManualClock", "StoreContract", "BusContract", "BusFeatures"]
+__all__ = [
+    "ManualClock",
+    "PassingClock",
+    "StoreContract",
+    "BusContract",
+    "HandlerContract",
+    "BusFeatures",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,8 @@ import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+from trunkline.clock import SystemClock
+
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 _TURNS = 30
 
@@ -123,3 +125,13 @@ def _fire(timer: Timer) -> None:
     callback, timer.callback = timer.callback, None
     if callback is not None:
         callback()
+
+
+class PassingClock(SystemClock):
+    """The machine's clock with the words of ``ManualClock``: for a bus whose time is real."""
+
+    async def run(self, seconds: float = 0.0) -> None:
+        await asyncio.sleep(max(seconds, 0.05))
+
+    async def settle(self) -> None:
+        await asyncio.sleep(0.05)

@@ -1,0 +1,162 @@
+"""What all connections share: the bus, rights, limits, counts, and the one way to publish."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from trunkline import access, schemas
+from trunkline.access import Principal
+from trunkline.broker import configs, rights
+from trunkline.broker.configs import Configs
+from trunkline.broker.limits import Bucket
+from trunkline.broker.options import BrokerOptions
+from trunkline.broker.rights import Rights
+from trunkline.buses.local import LocalBus
+from trunkline.errors import Closed, Denied, TrunklineError
+from trunkline.event import Event, Receipt
+from trunkline.options import GroupOptions
+from trunkline.schemas import Registry
+from trunkline.system import Counts, System
+
+if TYPE_CHECKING:
+    from trunkline.broker.session import Session
+
+logger = logging.getLogger(__name__)
+
+PRINCIPAL = "auth_principal"  # the header that says who published; what a client puts there is lost
+RESERVED = frozenset(
+    {rights.TOPIC, configs.TOPIC, schemas.TOPIC}
+)  # written by their own commands alone
+
+
+class Hub:
+    def __init__(self, bus: LocalBus, options: BrokerOptions | None = None) -> None:
+        self.bus = bus
+        self.clock = bus.clock
+        self.options = options or BrokerOptions()
+        self.rights = Rights(bus, forced=self.options.auth)
+        self.counts = Counts()
+        self.system = System(
+            bus, self.counts, metrics_s=self.options.metrics_s, audit=self.options.audit
+        )
+        self.registry = Registry(bus)
+        self.configs = Configs(bus)
+        self.sessions: set[Session] = set()
+        self.is_open = False
+        self.since = self.clock.now()
+        self._buckets: dict[str, Bucket] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.rights.refresh()
+        await self.registry.refresh()
+        await self.configs.refresh()
+        await self.system.start(self.gauges)
+        self.is_open = True
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    async def close(self) -> None:
+        """Let go of every connection and finish what was begun; the bus stays open."""
+        self.is_open = False
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        for session in list(self.sessions):
+            session.leave()
+        await asyncio.gather(*(session.close() for session in list(self.sessions)))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self.options.drain_s or None)
+        await self.system.close()
+
+    async def _keep(self) -> None:
+        """Notice changed rights and schemas, and let those who lost theirs feel it."""
+        while True:
+            await asyncio.sleep(self.options.rights_s)
+            try:
+                await self.rights.refresh()
+                await self.registry.refresh()
+                self.rights.version += await self.configs.refresh()
+            except TrunklineError as error:
+                logger.warning("rights could not be read: %s", error)
+                continue
+            for session in list(self.sessions):
+                session.review()
+
+    def spawn(self, job: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something to its end, also when the connection that asked for it is gone."""
+        task = asyncio.get_running_loop().create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def rate(self, who: Principal, count: int = 1) -> float:
+        """Seconds to wait, if this agent asks for too much."""
+        limit = self.options.rate_frames_s
+        if not limit:
+            return 0.0
+        now = self.clock.monotonic()
+        bucket = self._buckets.get(who.agent)
+        if bucket is None:
+            bucket = self._buckets[who.agent] = Bucket(limit, now)
+        return bucket.take(count, now)
+
+    async def publish(self, who: Principal, topic: str, events: Sequence[Event]) -> list[Receipt]:
+        """Publish events of one topic. Whether ``who`` may was asked before."""
+        if not self.is_open:
+            raise Closed("the broker is closing", hint="connect again")
+        if topic in RESERVED:
+            raise Denied("access denied", actor=who.agent, action="publish", topic=topic)
+        if self.rights.is_on or any(event.headers for event in events):
+            events = [self._stamped(event, who) for event in events]
+        self.registry.check(topic, events)
+        receipts = await self.bus.publish_many(topic, events)
+        self.counts.published(topic, len(receipts))
+        if self.options.audit:
+            for receipt in receipts:
+                self.system.audit(
+                    "publish", topic=topic, offset=receipt.offset, agent=who.agent, id=receipt.id
+                )
+        return receipts
+
+    def _stamped(self, event: Event, who: Principal) -> Event:
+        headers = {k: v for k, v in event.headers.items() if k != PRINCIPAL}
+        if self.rights.is_on:
+            headers[PRINCIPAL] = who.agent
+        elif len(headers) == len(event.headers):
+            return event
+        return msgspec.structs.replace(event, headers=headers)
+
+    def allows(self, who: Principal, action: access.Action, topic: str, group: str = "") -> bool:
+        if not access.may(who, action, topic, group):
+            return False
+        return not self.rights.is_on or self.configs.may(who.agent, action, topic)
+
+    def require(self, who: Principal, action: access.Action, topic: str, group: str = "") -> None:
+        """``Denied``, in the same words whatever the reason, so that nothing can be learnt."""
+        if not self.allows(who, action, topic, group):
+            self.denied(who, action, topic, group)
+            raise Denied("access denied", actor=who.agent, action=action, topic=topic)
+
+    async def policy(self, topic: str, group: str) -> GroupOptions | None:
+        """What a group that nobody has made yet gets; None if it exists and keeps its own."""
+        wanted = self.configs.policy(topic, self.options.ack_timeout_s)
+        if wanted is None or any(key.group == group for key in await self.bus.store.groups()):
+            return None
+        return wanted
+
+    def denied(self, who: Principal, action: str, topic: str, group: str = "") -> None:
+        self.counts.denied += 1
+        self.system.audit("denied", agent=who.agent, action=action, topic=topic, group=group)
+
+    def gauges(self) -> dict[str, float]:
+        return {
+            "connections": len(self.sessions),
+            "subscriptions": sum(session.subscriptions for session in self.sessions),
+            "inflight": sum(session.inflight for session in self.sessions),
+        }

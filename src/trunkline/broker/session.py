@@ -1,0 +1,518 @@
+"""One connection: frames in by ``receive``, frames out through its wire.
+
+A session holds no rules of delivery. Each SUBSCRIBE is a subscription of the bus, each MESSAGE one
+of its deliveries, each ACK or NACK that delivery's outcome. When the connection goes, so do its
+subscriptions, and what it held is delivered to others at once.
+
+``receive`` never waits. Publishes that arrive together are published together; what a client sends
+faster than the bus can take is left in its socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from trunkline import access
+from trunkline.access import Principal
+from trunkline.broker.hub import Hub
+from trunkline.broker.subscriber import Held, Subscriber
+from trunkline.bus import Outcome
+from trunkline.errors import (
+    Closed,
+    Conflict,
+    Denied,
+    Invalid,
+    InvalidEvent,
+    NotFound,
+    ProtocolError,
+    TrunklineError,
+)
+from trunkline.event import Event
+from trunkline.frames import (
+    Ack,
+    Auth,
+    Bad,
+    Call,
+    Corr,
+    Credit,
+    Extend,
+    Frame,
+    Nack,
+    Ok,
+    Ping,
+    Pong,
+    Publish,
+    Published,
+    Subscribe,
+    Unsubscribe,
+    dump,
+    event_of,
+    failure_of,
+    join,
+    published,
+    read_asked,
+)
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 64 * 1024
+_ORDERS_MAX = 1000
+
+# Close codes: those of RFC 6455, and 4401 where HTTP would say 401.
+GOING_AWAY, POLICY, TRY_LATER, UNAUTHORIZED = 1012, 1008, 1013, 4401
+
+Place = tuple[str, int, str]
+Op = Callable[["Session", dict[str, Any]], Any]
+
+
+class Wire(Protocol):
+    """The connection, as a session sees it."""
+
+    def send(self, data: bytes) -> None: ...
+
+    def pending(self) -> int:
+        """Bytes that the other side has not taken."""
+
+    def pause(self) -> None:
+        """Read no more for now."""
+
+    def resume(self) -> None: ...
+
+    def close(self, code: int, reason: str) -> None: ...
+
+
+class Session:
+    def __init__(
+        self,
+        hub: Hub,
+        wire: Wire,
+        who: Principal | None,
+        *,
+        batch: bool = False,
+        ops: dict[str, Op] | None = None,
+    ) -> None:
+        self.hub = hub
+        self.who = who or access.NOBODY
+        self.is_known = who is not None
+        self.batch = batch
+        self.credits: int | None = None
+        self.held: dict[Place, dict[int, Held]] = {}
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self._wire = wire
+        self._ops = ops or {}
+        self._loop = asyncio.get_running_loop()
+        self._subscribers: dict[str | tuple[str, str], Subscriber] = {}
+        self._publishing: dict[str, list[tuple[Event, Corr | None]]] = {}
+        self._publishes = 0
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._orders: asyncio.Queue[Subscribe | Unsubscribe | Call | Publish] = asyncio.Queue()
+        self._clerk: asyncio.Task[None] | None = None
+        self._paused = False
+        self._closed = False
+        self._may: set[tuple[str, str]] = set()
+        self._rights = hub.rights.version
+        self._limbo: asyncio.TimerHandle | None = None
+        hub.sessions.add(self)
+        hub.counts.connected += 1
+        if not self.is_known:
+            self._limbo = self._loop.call_later(hub.options.auth_timeout_s, self._unknown)
+
+    # -- in --------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Take one wire message. A bad frame is answered and harms nothing else."""
+        if self._closed:
+            return
+        for frame in read_asked(data):
+            try:
+                self._take(frame)
+            except TrunklineError as error:
+                self._answer(error, frame)
+            except Exception:
+                logger.exception("a frame could not be handled")
+                self.fail(TrunklineError("internal error", code="internal"), frame.corr)
+
+    def _answer(self, error: TrunklineError, frame: Any) -> None:
+        topic = getattr(frame, "topic", None) or None
+        self.fail(error, frame.corr, topic=topic, group=getattr(frame, "group", None))
+
+    def _take(self, frame: Any) -> None:
+        if isinstance(frame, Bad):
+            self.hub.counts.bad_frames += 1
+            raise frame.error
+        if not self.is_known:
+            self._introduce(frame)
+            return
+        wait_s = self.hub.rate(self.who) if self.hub.options.rate_frames_s else 0.0
+        if wait_s and not isinstance(frame, Ack | Nack | Extend | Credit):
+            raise Conflict("too many requests", code="rate", retry_s=round(wait_s, 3))
+        match frame:
+            case Publish():
+                self._publish(frame)
+            case Ack():
+                self._ack(frame)
+            case Nack():
+                self._nack(frame)
+            case Subscribe() | Unsubscribe() | Call():
+                self._order(frame)
+            case Credit():
+                self._flow(frame)
+            case Extend():
+                self._extend(frame)
+            case Ping():
+                self.tell(Pong(corr=frame.corr))
+            case Auth():
+                self._introduce(frame)
+            case Pong():
+                pass
+
+    def _introduce(self, frame: Any) -> None:
+        who = self.hub.rights.known(frame.token) if isinstance(frame, Auth) else None
+        if who is None:
+            self.hub.denied(self.who, "connect", "")
+            self.fail(Denied("not authenticated", code="unauthenticated"), frame.corr, fatal=True)
+            self.leave(UNAUTHORIZED, "not authenticated")
+            return
+        self.who, self.is_known = who, True
+        self._may.clear()
+        if self._limbo is not None:
+            self._limbo.cancel()
+        self.tell(Ok(corr=frame.corr))
+
+    def _unknown(self) -> None:
+        if not self.is_known:
+            self.leave(UNAUTHORIZED, "not authenticated in time")
+
+    def require(self, action: access.Action, topic: str, group: str = "") -> None:
+        if (action, topic) in self._may and not group:
+            return
+        self.hub.require(self.who, action, topic, group)
+        if not group and len(self._may) < 1000:
+            self._may.add((action, topic))
+
+    # -- publishing ------------------------------------------------------------------------------
+
+    def _publish(self, frame: Publish) -> None:
+        if frame.events is not None:
+            self._order(frame)
+            return
+        event = frame.event
+        if event is None:
+            event = event_of(frame, self.hub.clock.now())
+        self.require("publish", event.topic)
+        waiting = self._publishing.get(event.topic)
+        if waiting is not None:
+            waiting.append((event, frame.corr))
+        else:
+            if not self._publishing:
+                self._loop.call_soon(self._publish_waiting)
+            self._publishing[event.topic] = [(event, frame.corr)]
+        self._publishes += 1
+        if self._publishes >= self.hub.options.publish_inflight:
+            self._hold_up()
+
+    def _publish_waiting(self) -> None:
+        waiting, self._publishing = self._publishing, {}
+        for topic, items in waiting.items():
+            self.hub.spawn(self._publish_together(topic, items))
+
+    async def _publish_together(self, topic: str, items: list[tuple[Event, Corr | None]]) -> None:
+        try:
+            receipts = await self.hub.publish(self.who, topic, [event for event, _ in items])
+        except (Invalid, Conflict) as error:
+            if len(items) == 1:
+                self.fail(error, items[0][1], topic=topic)
+            else:  # one of them is bad: let the others not suffer from it
+                for item in items:
+                    await self._publish_together(topic, [item])
+                return
+        except TrunklineError as error:
+            for _, corr in items:
+                self.fail(error, corr, topic=topic)
+        else:
+            for receipt, (_, corr) in zip(receipts, items, strict=True):
+                self.tell(
+                    Published(
+                        corr=corr,
+                        topic=topic,
+                        partition=receipt.partition,
+                        offset=receipt.offset,
+                        id=receipt.id,
+                        duplicate=receipt.duplicate,
+                        durability=receipt.durability,
+                    )
+                )
+        self._publishes -= len(items)
+        self._let_go_on()
+
+    async def _publish_batch(self, frame: Publish) -> None:
+        events = frame.events
+        if not events:
+            raise InvalidEvent("a batch holds at least one event", field="events")
+        topic = frame.topic or events[0].topic
+        self.require("publish", topic)
+        receipts = await self.hub.publish(self.who, topic, events)
+        self.tell(published(receipts, frame.corr))
+
+    def _hold_up(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self._wire.pause()
+
+    def _let_go_on(self) -> None:
+        room = self._publishes < self.hub.options.publish_inflight // 2
+        if self._paused and room and self._orders.qsize() < _ORDERS_MAX and not self._closed:
+            self._paused = False
+            self._wire.resume()
+
+    # -- what takes its time, in order -------------------------------------------------------------
+
+    def _order(self, frame: Subscribe | Unsubscribe | Call | Publish) -> None:
+        self._orders.put_nowait(frame)
+        if self._orders.qsize() >= _ORDERS_MAX:
+            self._hold_up()
+        if self._clerk is None:
+            self._clerk = self.hub.spawn(self._work())
+
+    async def _work(self) -> None:
+        while not self._orders.empty():
+            frame = self._orders.get_nowait()
+            try:
+                match frame:
+                    case Subscribe():
+                        await self._subscribe(frame)
+                    case Unsubscribe():
+                        await self._unsubscribe(frame)
+                    case Publish():
+                        await self._publish_batch(frame)
+                    case Call():
+                        await self._call(frame)
+            except TrunklineError as error:
+                self._answer(error, frame)
+            except Exception:
+                logger.exception("a frame could not be handled")
+                self.fail(TrunklineError("internal error", code="internal"), frame.corr)
+            self._let_go_on()
+        self._clerk = None
+
+    async def _subscribe(self, frame: Subscribe) -> None:
+        name = frame.sub or (frame.topic, frame.group)
+        if self._closed:
+            return
+        if name in self._subscribers:
+            raise Conflict(f"subscribed already: {frame.topic} as {frame.group}")
+        if len(self._subscribers) >= self.hub.options.subscriptions:
+            raise Conflict("too many subscriptions on one connection", code="too_many")
+        self.require("subscribe", frame.topic, frame.group)
+        subscriber = Subscriber(self, frame)
+        await subscriber.start()
+        if self._closed:
+            await subscriber.close()
+            return
+        self._subscribers[name] = subscriber
+        self.tell(Ok(corr=frame.corr, topic=frame.topic, group=frame.group, sub=frame.sub))
+        self.flush()
+        subscriber.begin()
+
+    async def _unsubscribe(self, frame: Unsubscribe) -> None:
+        name = frame.sub or (frame.topic, frame.group)
+        subscriber = self._subscribers.pop(name, None)
+        if subscriber is None:
+            raise NotFound(f"not subscribed: {frame.topic} as {frame.group}")
+        await subscriber.close(frame.unread or ())
+        self.tell(Ok(corr=frame.corr, topic=frame.topic, group=frame.group, sub=frame.sub))
+
+    async def _call(self, frame: Call) -> None:
+        op = self._ops.get(frame.op)
+        if op is None:
+            raise ProtocolError(f"there is no {frame.op[:40]!r} to call", code="bad_frame")
+        result = await op(self, frame.args)
+        self.tell(Ok(corr=frame.corr, result=result))
+
+    # -- deliveries --------------------------------------------------------------------------------
+
+    def _ack(self, frame: Ack) -> None:
+        held = self.held.get((frame.topic, frame.partition, frame.group))
+        count = 0
+        if held:
+            first = held.get(frame.offset)
+            chosen = [first] if first is not None else []
+            if first is None or first.subscriber.upto:
+                chosen = [
+                    one
+                    for offset, one in held.items()
+                    if offset <= frame.offset and one.subscriber.upto
+                ]
+            chosen += [held[o] for o in frame.offsets or () if o in held and o != frame.offset]
+            for one in chosen:
+                count += self.finish(one, Outcome.ACK)
+        if frame.corr is not None:
+            self.tell(Ok(corr=frame.corr, count=count))
+
+    def _nack(self, frame: Nack) -> None:
+        one = self.held.get((frame.topic, frame.partition, frame.group), {}).get(frame.offset)
+        count = 0
+        if one is not None:
+            outcome = Outcome.TERM if frame.dead else Outcome.NACK
+            count = self.finish(one, outcome, frame.delay_s, frame.reason or "nack")
+        if frame.corr is not None:
+            self.tell(Ok(corr=frame.corr, count=count))
+
+    def _extend(self, frame: Extend) -> None:
+        one = self.held.get((frame.topic, frame.partition, frame.group), {}).get(frame.offset)
+        if one is not None:
+            one.subscriber.extend(one)
+        if frame.corr is not None:
+            self.tell(Ok(corr=frame.corr, count=int(one is not None)))
+
+    def _flow(self, frame: Credit) -> None:
+        self.credits = (self.credits or 0) + frame.credits
+        self.refill()
+        if frame.corr is not None:
+            self.tell(Ok(corr=frame.corr, count=self.credits))
+
+    def refill(self) -> None:
+        for subscriber in self._subscribers.values():
+            subscriber.refill()
+
+    def finish(
+        self, one: Held, outcome: Outcome, delay_s: float | None = None, reason: str = ""
+    ) -> bool:
+        delivery = one.delivery
+        place = (delivery.topic, delivery.partition, delivery.group)
+        mine = self.held.get(place)
+        if mine is not None and mine.get(delivery.offset) is one:
+            del mine[delivery.offset]
+            if not mine:
+                del self.held[place]
+        one.subscriber.let_go(one)
+        done = delivery.finish(outcome, delay_s, reason)
+        counts, audit = self.hub.counts, self.hub.options.audit
+        if outcome is Outcome.ACK:
+            counts.acked += done
+        else:
+            counts.nacked += done
+        if audit and done:
+            self.hub.system.audit(
+                outcome.value,
+                topic=delivery.topic,
+                partition=delivery.partition,
+                offset=delivery.offset,
+                group=delivery.group,
+                agent=self.who.agent,
+                reason=reason,
+            )
+        return done
+
+    @property
+    def subscriptions(self) -> int:
+        return len(self._subscribers)
+
+    @property
+    def inflight(self) -> int:
+        return sum(map(len, self.held.values()))
+
+    # -- out -------------------------------------------------------------------------------------
+
+    def tell(self, frame: Frame) -> None:
+        self.put(dump(frame))
+
+    def put(self, data: bytes) -> None:
+        """Send an encoded frame, with whatever else this turn of the loop says."""
+        if self._closed:
+            return
+        if not self._out:
+            self._loop.call_soon(self.flush)
+        self._out.append(data)
+        self._out_bytes += len(data)
+        if self._out_bytes >= _CHUNK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        out, self._out, self._out_bytes = self._out, [], 0
+        if not out or self._closed:
+            return
+        if self.batch:
+            self._wire.send(join(out))
+        else:
+            for data in out:
+                self._wire.send(data)
+        if self._wire.pending() > self.hub.options.pending_bytes:
+            self.evict("too much is waiting for it")
+
+    def fail(self, error: TrunklineError, corr: Corr | None = None, **fields: Any) -> None:
+        self.tell(failure_of(error, corr, **fields))
+
+    def ended(self, subscriber: Subscriber, error: TrunklineError) -> None:
+        """A subscription failed by itself."""
+        frame = subscriber.frame
+        self._subscribers.pop(frame.sub or (frame.topic, frame.group), None)
+        self.fail(error, topic=frame.topic, group=frame.group, sub=frame.sub)
+        self.hub.spawn(subscriber.close())
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+        self._hold_up()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+        self._let_go_on()
+
+    def evict(self, why: str) -> None:
+        """Let go of a consumer that does not keep up; the log keeps what it missed."""
+        if not self._closed:
+            self.hub.counts.evicted += 1
+            self.hub.system.audit("evicted", agent=self.who.agent, reason=why)
+            logger.warning("a slow consumer was evicted (%s): %s", self.who.agent, why)
+            self.leave(TRY_LATER, "slow consumer", abort=True)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def review(self) -> None:
+        """Rights may have changed: hold this connection to those it has now."""
+        if not self.is_known:
+            return
+        who = self.hub.rights.current(self.who)
+        if who is None:
+            self.fail(Denied("not authenticated", code="unauthenticated"), fatal=True)
+            self.leave(UNAUTHORIZED, "no longer authenticated")
+            return
+        if who == self.who and self._rights == self.hub.rights.version:
+            return
+        self.who, self._rights = who, self.hub.rights.version
+        self._may.clear()
+        for subscriber in list(self._subscribers.values()):
+            frame = subscriber.frame
+            if not self.hub.allows(who, "subscribe", frame.topic, frame.group):
+                self.ended(subscriber, Denied("access denied"))
+
+    def leave(
+        self, code: int = GOING_AWAY, reason: str = "the broker is closing", *, abort: bool = False
+    ) -> None:
+        """End the connection from this side."""
+        if self._closed:
+            return
+        if not abort:
+            if code == GOING_AWAY:
+                self.fail(Closed(reason), fatal=True)
+            self.flush()
+        self._wire.close(code, reason)
+        self.hub.spawn(self.close())
+
+    async def close(self) -> None:
+        """The connection is gone: give back what it held."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._limbo is not None:
+            self._limbo.cancel()
+        self.hub.sessions.discard(self)
+        self.writable.set()
+        subscribers, self._subscribers = list(self._subscribers.values()), {}
+        await asyncio.gather(*(subscriber.close() for subscriber in subscribers))
+        self.held.clear()

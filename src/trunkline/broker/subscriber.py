@@ -1,0 +1,245 @@
+"""One SUBSCRIBE: a subscription of the bus, turned into MESSAGE frames within its window."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from trunkline.bus import Delivery, Outcome, Start
+from trunkline.buses.local import LocalSubscription
+from trunkline.clock import Handle
+from trunkline.errors import InvalidFilter, TrunklineError
+from trunkline.event import Event
+from trunkline.frames import (
+    From,
+    Message,
+    Subscribe,
+    Wanted,
+    dump,
+    envelope_of,
+    headers_of,
+    time_of,
+)
+from trunkline.options import GroupOptions, make
+from trunkline.where import compile_where
+
+if TYPE_CHECKING:
+    from trunkline.broker.session import Session
+
+_FRAMES_A_TURN = 64
+
+
+class Held(msgspec.Struct, eq=False, gc=False):
+    """A delivery in a client's hands."""
+
+    delivery: Delivery
+    subscriber: Subscriber
+    until: float
+
+
+class Subscriber:
+    def __init__(self, session: Session, frame: Subscribe) -> None:
+        self.frame = frame
+        self.upto = frame.ack == "upto"
+        self._session = session
+        self._hub = session.hub
+        self._window = min(
+            frame.max_inflight or self._hub.options.max_inflight,
+            self._hub.options.max_inflight_limit,
+        )
+        self._whole = frame.form == "event"
+        self._held: set[Held] = set()
+        self._timeout_s = 0.0
+        self._timer: Handle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._credit = asyncio.Event()
+        self._match = _filter(frame.where, frame.filter)
+        self._subscription: LocalSubscription
+
+    async def start(self) -> None:
+        frame = self.frame
+        if frame.policy is not None:
+            policy: GroupOptions | None = make(GroupOptions, frame.policy)
+        else:
+            policy = await self._hub.policy(frame.topic, frame.group)
+        self._subscription = self._hub.bus.subscribe(
+            frame.topic,
+            group=frame.group,
+            start=_start(frame.start),
+            policy=policy,
+            max_inflight=self._window,
+            where=self._match,
+        )
+        await self._subscription.__aenter__()
+        if frame.batch:
+            self._session.batch = True
+        self.refill()
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._deliver())
+
+    async def close(self, unread: Iterable[tuple[str, int, int]] = ()) -> None:
+        """``unread`` came to the client and was never looked at: it does not count as a try."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        places = set(unread)
+        back = [
+            one.delivery
+            for one in self._held
+            if (one.delivery.topic, one.delivery.partition, one.delivery.offset) in places
+        ]
+        self._subscription._queue.extendleft(back)
+        for one in self._held:
+            delivery = one.delivery
+            mine = self._session.held.get((delivery.topic, delivery.partition, delivery.group), {})
+            if mine.get(delivery.offset) is one:
+                del mine[delivery.offset]
+        self._held.clear()
+        await self._subscription.close()
+
+    # -- the window ------------------------------------------------------------------------------
+
+    def refill(self) -> None:
+        """Let the bus lease no more than may be sent: what is leased and kept here would age."""
+        credits = self._session.credits
+        if credits is None:
+            return
+        room = min(self._window, len(self._held) + credits)
+        subscription = self._subscription
+        if subscription._room != room:
+            subscription._room = room
+            for pump in subscription._pumps.values():
+                pump.wake()
+        if credits:
+            self._credit.set()
+
+    def let_go(self, one: Held) -> None:
+        self._held.discard(one)
+        if self._session.credits is not None:
+            self.refill()
+
+    def extend(self, one: Held) -> None:
+        one.until = self._hub.clock.monotonic() + self._timeout_s
+        one.delivery._extend(one.delivery)
+
+    # -- out -------------------------------------------------------------------------------------
+
+    async def _deliver(self) -> None:
+        session, subscription = self._session, self._subscription
+        queue = subscription._queue
+        try:
+            async for delivery in subscription:
+                batch = [delivery]
+                while queue and len(batch) < _FRAMES_A_TURN:
+                    batch.append(queue.popleft())
+                while batch:
+                    count = await self._room(len(batch))
+                    self._send(batch[:count])
+                    del batch[:count]
+                await asyncio.sleep(0)
+        except TrunklineError as error:
+            session.ended(self, error)
+
+    async def _room(self, count: int) -> int:
+        """How many of ``count`` may be sent now; waits until it is at least one."""
+        session = self._session
+        if not session.writable.is_set():
+            try:
+                async with asyncio.timeout(self._hub.options.stall_s):
+                    await session.writable.wait()
+            except TimeoutError:
+                session.evict(f"it took nothing for {self._hub.options.stall_s:g} s")
+                await asyncio.Event().wait()  # until the session closes this
+        while session.credits == 0:
+            self._credit.clear()
+            await self._credit.wait()
+        return count if session.credits is None else min(count, session.credits)
+
+    def _send(self, batch: list[Delivery]) -> None:
+        session = self._session
+        now = self._hub.clock.monotonic()
+        again = 0
+        if session.credits is not None:
+            session.credits -= len(batch)
+        for delivery in batch:
+            place = (delivery.topic, delivery.partition, delivery.group)
+            mine = session.held.get(place)
+            if mine is None:
+                mine = session.held[place] = {}
+            stale = mine.get(delivery.offset)
+            if stale is not None:
+                stale.subscriber.let_go(stale)
+                stale.delivery.finish(Outcome.NACK, 0.0, "delivered again")
+            one = mine[delivery.offset] = Held(delivery, self, delivery.lease.until)
+            self._held.add(one)
+            self._timeout_s = max(self._timeout_s, delivery.lease.until - now)
+            again += delivery.attempt > 1
+            session.put(dump(self._message(delivery)))
+            if delivery.attempt > 1 and self._hub.options.audit:
+                self._hub.system.audit(
+                    "redelivery",
+                    topic=delivery.topic,
+                    offset=delivery.offset,
+                    group=delivery.group,
+                    attempt=delivery.attempt,
+                )
+        self._hub.counts.sent(batch[0].topic, len(batch), again)
+        if self._timer is None:
+            self._arm(now)
+
+    def _message(self, delivery: Delivery) -> Message:
+        record = delivery.record
+        return Message(
+            topic=delivery.topic,
+            partition=record.partition,
+            group=delivery.group,
+            offset=record.offset,
+            attempt=delivery.attempt,
+            sub=self.frame.sub,
+            event=record.event if self._whole else None,
+            envelope=None if self._whole else envelope_of(record, delivery.attempt),
+        )
+
+    def _arm(self, now: float) -> None:
+        """A delivery whose ack timeout ran out is no longer in flight: its place is free again."""
+        self._timer = None
+        if self._held:
+            first = min(one.until for one in self._held)
+            self._timer = self._hub.clock.call_later(max(0.001, first - now), self._sweep)
+
+    def _sweep(self) -> None:
+        now = self._hub.clock.monotonic()
+        for one in [one for one in self._held if one.until <= now]:
+            self._session.finish(one, Outcome.NACK, None, "not settled within the ack timeout")
+        self._arm(now)
+
+
+def _start(start: From | None) -> Start:
+    if start is None or start.kind in ("latest", "earliest"):
+        return "latest" if start is None else start.kind
+    if start.kind == "timestamp":
+        return time_of(start.value or 0)
+    return int(start.value or 0)
+
+
+def _filter(where: str | None, wanted: Wanted | None) -> Callable[[Event], bool] | None:
+    tests: list[Callable[[Event], Any]] = []
+    if where is not None:
+        tests.append(compile_where(where))
+    if wanted is not None and wanted.key is not None:
+        key = wanted.key
+        tests.append(lambda event: event.key == key)
+    if wanted is not None and wanted.header is not None:
+        name, value = wanted.header
+        if not name:
+            raise InvalidFilter("a header has a name")
+        tests.append(lambda event: headers_of(event).get(name) == value)
+    if not tests:
+        return None
+    return tests[0] if len(tests) == 1 else lambda event: all(test(event) for test in tests)

@@ -1,0 +1,204 @@
+"""``trunkline dlq``: dead letters, and giving their records back to the group that gave them up."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from trunkline.cli import ERROR, OK, Commands, branch, leaf
+from trunkline.cli.places import at_least, bus_path, bus_url
+from trunkline.cli.render import Output, clean, confirm, record_row, to_json
+from trunkline.dead import Desk, Letter
+from trunkline.errors import NotFound
+from trunkline.event import Event, Record
+from trunkline.stores.file import FileStore
+from trunkline.topics import DEAD_SUFFIX, check_pattern, is_dead, is_pattern, matches
+from trunkline.where import compile_where
+
+_COLUMNS = ("letter", "topic", "partition", "offset", "group", "attempts", "reason", "error", "at")
+
+
+def register(commands: Commands[Any]) -> None:
+    below = branch(commands, "dlq", "list, show, redrive and drop dead letters")
+
+    ls = leaf(below, "ls", run_ls, "list dead letters")
+    ls.add_argument("topic", metavar="TOPIC", nargs="?", help="only of these: orders, orders.*")
+    ls.add_argument("--closed", action="store_true", help="with those redriven or dropped")
+    _add_choice(ls)
+
+    show = leaf(below, "show", run_show, "show a dead letter and its event")
+    show.add_argument("topic", metavar="TOPIC")
+    show.add_argument("letter", metavar="LETTER", type=at_least(1))
+
+    redrive = leaf(below, "redrive", run_redrive, "deliver records once more, to that group only")
+    drop = leaf(below, "drop", run_drop, "close dead letters and leave their records alone")
+    for parser in (redrive, drop):
+        parser.add_argument("topic", metavar="TOPIC")
+        parser.add_argument(
+            "letters", metavar="LETTER", nargs="*", type=at_least(1), help="these (all open ones)"
+        )
+        _add_choice(parser)
+        parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    redrive.add_argument("--rate", type=float, help="at most so many a second")
+    redrive.add_argument(
+        "--max-redrives", type=at_least(0), help="leave alone what came back so often"
+    )
+    drop.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--group", help="only those this group gave up")
+    parser.add_argument("--where", metavar="SQL", help="only events that meet this condition")
+
+
+@asynccontextmanager
+async def _desks(args: argparse.Namespace, topic: str | None) -> AsyncIterator[list[Desk]]:
+    """A desk for each topic that has dead letters and is asked for."""
+    store = FileStore(bus_path(bus_url(args)), create=False, allow_network=args.allow_network)
+    try:
+        topics = await store.topics()
+        wanted = None if topic is None else check_pattern(topic.removesuffix(DEAD_SUFFIX))
+        letters = sorted(name.removesuffix(DEAD_SUFFIX) for name in topics if is_dead(name))
+        picked = [name for name in letters if wanted is None or matches(wanted, name)]
+        if not picked and wanted is not None and not is_pattern(wanted) and wanted not in topics:
+            raise NotFound(f"there is no topic {wanted}", hint="trunkline dlq ls")
+        yield [Desk(store, name, store.folder.clock) for name in picked]
+    finally:
+        await store.close()
+
+
+def _row(letter: Letter) -> dict[str, Any]:
+    return {
+        "letter": letter.offset,
+        "topic": letter.topic,
+        "partition": letter.partition,
+        "offset": letter.origin,
+        "group": letter.group,
+        "attempts": letter.attempts,
+        "reason": letter.reason,
+        "error": letter.error,
+        "at": letter.at,
+        "redrives": letter.redrives,
+        "open": letter.open,
+    }
+
+
+def _choice(args: argparse.Namespace) -> Callable[[Event], bool] | None:
+    return None if args.where is None else compile_where(args.where)
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    async def run() -> int:
+        wanted = _choice(args)
+        rows = []
+        async with _desks(args, args.topic) as desks:
+            for desk in desks:
+                async for letter in desk.letters(group=args.group, closed=args.closed):
+                    if wanted is None or wanted(letter.event):
+                        rows.append(_row(letter))  # noqa: PERF401 -- reads better
+        columns = (*_COLUMNS, "open") if args.closed else _COLUMNS
+        Output(args).table(rows, columns, "there are no dead letters")
+        return OK
+
+    return asyncio.run(run())
+
+
+def run_show(args: argparse.Namespace) -> int:
+    async def run() -> int:
+        async with _desks(args, args.topic) as desks:
+            letter = await _one(desks, args).letter(args.letter)
+        event = record_row(Record(letter.event, 0, letter.offset))
+        row = _row(letter) | {"event": event}
+        out = Output(args)
+        if out.json:
+            out.row(row, "")
+            return OK
+        for name, value in row.items():
+            text = value if isinstance(value, str) else to_json(value)
+            out.say(f"{name:<10} {clean(text)}")
+        return OK
+
+    return asyncio.run(run())
+
+
+def _one(desks: list[Desk], args: argparse.Namespace) -> Desk:
+    if len(desks) != 1:
+        raise NotFound(f"{args.topic} has no dead letters", hint="trunkline dlq ls")
+    return desks[0]
+
+
+def run_redrive(args: argparse.Namespace) -> int:
+    async def run() -> int:
+        out = Output(args)
+        options: dict[str, Any] = {}
+        if args.max_redrives is not None:
+            options["max_redrives"] = args.max_redrives
+        if args.rate is not None:
+            options["rate"] = args.rate
+        done: set[int] = set()
+        refused = 0
+        async with _desks(args, args.topic) as desks:
+            for desk in desks:
+                async for outcome in desk.redrive(
+                    group=args.group,
+                    offsets=set(args.letters) or None,
+                    match=_choice(args),
+                    dry_run=args.dry_run,
+                    **options,
+                ):
+                    letter = outcome.letter
+                    done.add(letter.offset)
+                    refused += bool(outcome.refused)
+                    row = _row(letter) | {"refused": outcome.refused, "dry_run": args.dry_run}
+                    out.row(row, _said(letter, outcome.refused, "redriven", args))
+        _check_all(args, done)
+        out.say(_sum(args, len(done) - refused, refused, "redriven"))
+        return ERROR if refused else OK
+
+    return asyncio.run(run())
+
+
+def run_drop(args: argparse.Namespace) -> int:
+    async def run() -> int:
+        out = Output(args)
+        done: set[int] = set()
+        async with _desks(args, args.topic) as desks:
+            which = " ".join(map(str, args.letters)) or "all open letters"
+            if not args.dry_run and not confirm(args, f"drop {which} of {args.topic}?"):
+                return ERROR
+            for desk in desks:
+                async for letter in desk.drop(
+                    group=args.group,
+                    offsets=set(args.letters) or None,
+                    match=_choice(args),
+                    dry_run=args.dry_run,
+                ):
+                    done.add(letter.offset)
+                    row = _row(letter) | {"dry_run": args.dry_run}
+                    out.row(row, _said(letter, "", "dropped", args))
+        _check_all(args, done)
+        out.say(_sum(args, len(done), 0, "dropped"))
+        return OK
+
+    return asyncio.run(run())
+
+
+def _said(letter: Letter, refused: str, what: str, args: argparse.Namespace) -> str:
+    place = f"letter {letter.offset}: {letter.topic}/{letter.partition}@{letter.origin}"
+    verb = f"not {what}: {refused}" if refused else what
+    return clean(f"{place} of {letter.group} {'would be ' if args.dry_run else ''}{verb}")
+
+
+def _sum(args: argparse.Namespace, count: int, refused: int, what: str) -> str:
+    text = f"{count} {'would be ' if args.dry_run else ''}{what}"
+    return text + (f", {refused} refused" if refused else "")
+
+
+def _check_all(args: argparse.Namespace, done: set[int]) -> None:
+    missing = sorted(set(args.letters) - done)
+    if missing:
+        names = " ".join(map(str, missing))
+        raise NotFound(f"no open letter {names} of {args.topic}", hint="trunkline dlq ls")

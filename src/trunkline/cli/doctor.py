@@ -1,0 +1,260 @@
+"""``trunkline doctor``: what is wrong with a bus folder, and what to do about each thing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from trunkline.cli import ERROR, OK, Commands, leaf
+from trunkline.cli.folder import verify_topics
+from trunkline.cli.groups import group_row
+from trunkline.cli.places import at_least, bus_path, bus_url, open_folder
+from trunkline.cli.render import Output, progress, size
+from trunkline.dead import DESK
+from trunkline.errors import Corrupt, StorageError, TrunklineError
+from trunkline.log import atomic, upkeep
+from trunkline.log.folder import Folder, GroupKey
+from trunkline.options import TopicOptions
+from trunkline.topics import DEAD_SUFFIX, is_dead
+
+_LAG = 10_000
+_FREE_SHARE = 0.05
+_EXTRAS = (
+    ("watchfiles", "watch", "processes notice each other's events by polling, a little later"),
+    ("rich", "cli", "tables are plain text and there are no progress bars"),
+    ("sqlglot", "filters", "--where cannot be used"),
+)
+
+
+class Diagnosis(NamedTuple):
+    """``level`` is error, warning or note; ``remedy`` what to do about it."""
+
+    level: str
+    where: str
+    problem: str
+    remedy: str = ""
+
+
+def register(commands: Commands[Any]) -> None:
+    doctor = leaf(commands, "doctor", run_doctor, "say what is wrong and what to do about it")
+    doctor.add_argument(
+        "--salvage", action="store_true", help="bring back what can be read of damaged files"
+    )
+    doctor.add_argument("--verify", action="store_true", help="check every byte as well")
+    doctor.add_argument(
+        "--lag", type=at_least(0), default=_LAG, metavar="N", help="speak of groups so far behind"
+    )
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    out = Output(args)
+    found: list[Diagnosis] = []
+    with closing(_open(args, found)) as folder:
+        found += _storage(folder)
+        try:
+            topics = folder.topics()
+        except TrunklineError as error:
+            found.append(Diagnosis("error", "topics.json", str(error), "correct it by hand"))
+            topics = {}
+        if args.salvage:
+            found += _salvage(folder, topics, out)
+        for topic, options in sorted(topics.items()):
+            for partition in range(options.partitions):
+                found += _partition(folder, topic, partition)
+        if args.verify:
+            counts = {name: options.partitions for name, options in topics.items()}
+            with progress(args, "verifying") as step:
+                found += [
+                    Diagnosis(
+                        "error" if finding.severe else "warning",
+                        f"{finding.path}:{finding.position}",
+                        finding.problem,
+                        "trunkline doctor --salvage" if finding.severe else "",
+                    )
+                    for finding in verify_topics(folder, counts, step)
+                ]
+        found += _groups(folder, args.lag)
+        found += _letters(folder, topics)
+        found += _members(folder)
+        found += _extras(topics)
+        found += _adoption()
+    order = ("error", "warning", "note")
+    found.sort(key=lambda diagnosis: order.index(diagnosis.level))
+    rows = [diagnosis._asdict() for diagnosis in dict.fromkeys(found)]
+    out.table(rows, ("level", "where", "problem", "remedy"), "nothing is wrong")
+    return ERROR if any(diagnosis.level == "error" for diagnosis in found) else OK
+
+
+def _open(args: argparse.Namespace, found: list[Diagnosis]) -> Folder:
+    """The folder, also where it lies on a network file system: that is one thing to tell."""
+    path = bus_path(bus_url(args))
+    kind = atomic.network_kind(path)
+    if kind is not None:
+        problem = f"it is on a network file system ({kind}), where locks cannot be trusted"
+        found.append(Diagnosis("error", path, problem, "move it to a local disk"))
+        args.allow_network = True
+    return open_folder(args)
+
+
+def _storage(folder: Folder) -> Iterator[Diagnosis]:
+    space = os.statvfs(folder.path)
+    free, whole = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
+    reserve = os.path.join(folder.path, "reserve")
+    kept = os.stat(reserve).st_size if os.path.exists(reserve) else 0
+    if kept < folder.options.reserve_bytes:
+        yield Diagnosis(
+            "error",
+            folder.path,
+            f"the device is full: {size(free)} are left and the reserve is used up",
+            "free some space, or trunkline topic purge; publishing then goes on by itself",
+        )
+    elif free < _FREE_SHARE * whole:
+        yield Diagnosis(
+            "warning",
+            folder.path,
+            f"only {size(free)} of {size(whole)} are free",
+            "free some space",
+        )
+    mode = os.stat(folder.path).st_mode & 0o077
+    if mode:
+        yield Diagnosis("note", folder.path, "other users may enter it", f"chmod 700 {folder.path}")
+    for place in (".", "wal", "dlq", "offsets"):
+        for name in os.listdir(os.path.join(folder.path, place)):
+            if name.endswith(".tmp"):
+                yield Diagnosis(
+                    "note",
+                    os.path.normpath(os.path.join(place, name)),
+                    "left by a process that died while it wrote",
+                    "remove it when nothing runs",
+                )
+
+
+def _partition(folder: Folder, topic: str, partition: int) -> Iterator[Diagnosis]:
+    try:
+        reader = folder.reader(topic, partition)
+        head = reader.head()
+        for segment in reader.files():
+            name = os.path.relpath(segment.path, folder.path)
+            if segment.bad:
+                yield Diagnosis(
+                    "error",
+                    name,
+                    "damaged, and set aside: its records cannot be read",
+                    "trunkline doctor --salvage",
+                )
+            elif segment.number < head.segment and segment.seal is None:
+                yield Diagnosis(
+                    "warning",
+                    name,
+                    "finished without a seal, by a process that died or a failed sync",
+                    f"trunkline verify {topic}",
+                )
+            elif segment.number == head.segment and segment.size() < head.end:
+                yield Diagnosis(
+                    "error",
+                    name,
+                    f"it is {segment.size()} bytes long, {head.end} were written",
+                    "publish something: the log then looks for its true end",
+                )
+    except (ValueError, TrunklineError) as error:
+        yield Diagnosis("error", f"{topic}/{partition}", str(error), "trunkline doctor --salvage")
+
+
+def _salvage(folder: Folder, topics: dict[str, TopicOptions], out: Output) -> Iterator[Diagnosis]:
+    for topic, options in sorted(topics.items()):
+        for partition in range(options.partitions):
+            place = f"{topic}/{partition}"
+            try:
+                bad = {s.path for s in folder.reader(topic, partition).files() if s.bad}
+                lost = upkeep.salvage(folder, topic, partition)
+                folder.forget(topic, partition)
+            except (ValueError, StorageError) as error:
+                yield Diagnosis("error", place, f"it could not be salvaged: {error}")
+                continue
+            for path in sorted(bad):
+                out.note(f"brought back what can be read of {os.path.basename(path)}")
+            if lost:
+                spans = ", ".join(f"{a} to {b}" if a != b else str(a) for a, b in lost)
+                problem = f"offsets {spans} are lost; the damaged file is kept in quarantine/"
+                yield Diagnosis("warning", place, problem, "publish those events again")
+
+
+def _groups(folder: Folder, lag: int) -> Iterator[Diagnosis]:
+    for key in folder.groups():
+        if key.group == DESK and is_dead(key.topic):
+            continue
+        place = f"{key.topic}/{key.partition} {key.group}"
+        seek = f"trunkline group seek {key.topic} {key.group} --to"
+        try:
+            row = group_row(folder, key)
+            ahead = folder.step(key, lambda group: group.last_settled)
+        except Corrupt as error:
+            yield Diagnosis("error", place, error.message, f"{seek} N")
+            continue
+        if ahead >= folder.bounds(key.topic, key.partition).next:
+            problem = f"it has settled offset {ahead}, which the log does not reach"
+            yield Diagnosis("error", place, problem, f"{seek} end")
+        if row["paused"]:
+            remedy = f"trunkline group resume {key.topic} {key.group}"
+            yield Diagnosis("warning", place, f"it is paused, {row['lag']} behind", remedy)
+        elif row["lag"] >= max(1, lag):
+            how = "nobody works on it" if not row["members"] else "its members are slower"
+            yield Diagnosis(
+                "warning", place, f"it is {row['lag']} behind: {how}", "start more members"
+            )
+
+
+def _letters(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagnosis]:
+    for name in filter(is_dead, sorted(topics)):
+        first, end = folder.bounds(name, 0)
+        key = GroupKey(name, 0, DESK)
+        count = folder.group(key).lag(end) if folder.has_group(key) else end - first
+        if count:
+            topic = name.removesuffix(DEAD_SUFFIX)
+            yield Diagnosis(
+                "warning",
+                topic,
+                f"about {count} dead letters are open",
+                f"trunkline dlq ls {topic}",
+            )
+
+
+def _members(folder: Folder) -> Iterator[Diagnosis]:
+    names = os.listdir(os.path.join(folder.path, "members"))
+    gone = [name for name in names if not folder.is_alive(name)]
+    if gone:
+        yield Diagnosis(
+            "note",
+            "members/",
+            f"{len(gone)} of {len(names)} members died; what they held is free again",
+        )
+
+
+def _extras(topics: dict[str, TopicOptions]) -> Iterator[Diagnosis]:
+    for module, extra, effect in _EXTRAS:
+        if find_spec(module) is None:
+            yield Diagnosis("note", module, f"not installed: {effect}", _install(extra))
+    packed = sorted(name for name, options in topics.items() if options.compress)
+    if packed and find_spec("zstandard") is None:
+        problem = f"not installed, but {', '.join(packed)} asks for compression"
+        yield Diagnosis("error", "zstandard", problem, _install("zstd"))
+
+
+def _install(extra: str) -> str:
+    return f"pip install 'trunkline[{extra}]'"
+
+
+def _adoption() -> Iterator[Diagnosis]:
+    """Where this tree keeps an NDJSON file: whether it has earned its place."""
+    try:
+        from trunkline.files import ndjson
+    except ImportError:
+        return
+    if os.path.exists(ndjson.EVENTS_FILE):
+        rule = ndjson.adoption()
+        level = "note" if rule.met else "warning"
+        yield Diagnosis(level, ndjson.EVENTS_FILE, str(rule), "trunkline ndjson status")

@@ -1,0 +1,177 @@
+"""``trunkline init``, ``verify`` and ``bench``: a bus folder as a whole."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shutil
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+from trunkline.cli import ERROR, OK, Commands, leaf
+from trunkline.cli.places import bus_path, bus_url, duration, open_folder, pick_topics
+from trunkline.cli.render import Output, Progress, progress
+from trunkline.errors import Corrupt, TrunklineError
+from trunkline.log import atomic, upkeep
+from trunkline.log.folder import Folder
+from trunkline.log.upkeep import Finding
+
+_EVENT_BYTES = 400
+
+
+def register(commands: Commands[Any]) -> None:
+    leaf(commands, "init", run_init, "make a bus folder")
+
+    verify = leaf(commands, "verify", run_verify, "check every byte of a bus folder")
+    verify.add_argument(
+        "topics", metavar="TOPIC", nargs="*", help="only these, * and > allowed (all)"
+    )
+
+    bench = leaf(commands, "bench", run_bench, "measure this machine, where the bus is")
+    bench.add_argument("--seconds", type=duration, default=1.0, help="for each of three rounds")
+
+
+def run_init(args: argparse.Namespace) -> int:
+    path = os.path.abspath(bus_path(bus_url(args)))
+    there = os.path.exists(os.path.join(path, "bus.json"))
+    with closing(open_folder(args, create=True)) as folder:
+        row = {"path": path, "id": folder.id, "created": not there}
+        Output(args).row(row, f"{'there is a bus at' if there else 'made a bus at'} {path}")
+    return OK
+
+
+# -- verify ------------------------------------------------------------------------------------
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    with closing(open_folder(args)) as folder:
+        topics: dict[str, int] = {}
+        for pattern in args.topics:
+            topics |= pick_topics(folder, pattern)
+        if not args.topics:
+            topics = {name: options.partitions for name, options in folder.topics().items()}
+        with progress(args, "verifying") as step:
+            found = list(verify_topics(folder, topics, step))
+        records = sum(
+            end - first
+            for topic, count in topics.items()
+            for first, end in (folder.bounds(topic, n) for n in range(count))
+        )
+    out = Output(args)
+    rows = [finding._asdict() for finding in found]
+    severe = any(finding.severe for finding in found)
+    if out.json or found:
+        out.table(rows, ("path", "position", "problem", "severe"))
+    if not severe:
+        out.say(f"{len(topics)} topics, {records} records: no damage")
+    return ERROR if severe else OK
+
+
+def verify_topics(
+    folder: Folder, topics: dict[str, int], step: Progress | None = None
+) -> Iterator[Finding]:
+    """What is wrong with these topics and their groups."""
+    partitions = [(topic, n) for topic, count in sorted(topics.items()) for n in range(count)]
+    for done, (topic, partition) in enumerate(partitions):
+        yield from _verify_partition(folder, topic, partition)
+        if step is not None:
+            step(done + 1, len(partitions))
+    for key in folder.groups():
+        if key.topic in topics:
+            try:
+                folder.group(key)
+            except Corrupt as error:
+                path = os.path.relpath(error.path, folder.path)
+                yield Finding(path, error.position, error.message)
+
+
+def _verify_partition(folder: Folder, topic: str, partition: int) -> list[Finding]:
+    """Once more from the start where a file was removed or replaced meanwhile."""
+    for _ in range(5):
+        try:
+            return list(upkeep.verify(folder, topic, partition))
+        except FileNotFoundError:
+            continue
+        except (ValueError, TrunklineError) as error:
+            path = os.path.relpath(getattr(error, "path", ""), folder.path)
+            where = path if isinstance(error, Corrupt) else f"{topic}/{partition}"
+            return [Finding(where, getattr(error, "position", 0), str(error))]
+    return [Finding(f"{topic}/{partition}", 0, "its files keep changing: try again", severe=False)]
+
+
+# -- bench -------------------------------------------------------------------------------------
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    import asyncio
+
+    place = os.path.dirname(os.path.abspath(bus_path(bus_url(args))))
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    place = os.path.join(place, f"bench.{secrets.token_hex(4)}.tmp")
+    atomic.make_dir(place)
+    try:
+        rows = [_bench_sync(place, args.seconds)]
+        rows += asyncio.run(_bench_publish(place, args.seconds))
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    Output(args).table(rows, ("name", "events_per_s", "p50_ms", "p95_ms"))
+    return OK
+
+
+def _row(name: str, count: int, seconds: float, took: list[float]) -> dict[str, Any]:
+    cuts = statistics.quantiles(took, n=20) if len(took) > 1 else took * 19
+    return {
+        "name": name,
+        "events_per_s": round(count / seconds),
+        "p50_ms": round(cuts[9] * 1000, 3),
+        "p95_ms": round(cuts[18] * 1000, 3),
+    }
+
+
+def _bench_sync(place: str, seconds: float) -> dict[str, Any]:
+    """How long the device takes for one event and its sync, with nothing in between."""
+    fd = atomic.create_file(os.path.join(place, "probe"))
+    took: list[float] = []
+    begun = time.perf_counter()
+    try:
+        while (start := time.perf_counter()) - begun < seconds or not took:
+            atomic.write_all(fd, b"x" * _EVENT_BYTES)
+            atomic.sync(fd)
+            took.append(time.perf_counter() - start)
+    finally:
+        os.close(fd)
+    return _row("write and fdatasync", len(took), time.perf_counter() - begun, took)
+
+
+async def _bench_publish(place: str, seconds: float) -> list[dict[str, Any]]:
+    import asyncio
+
+    from trunkline.buses import connect
+
+    payload = {"text": "x" * (_EVENT_BYTES - 150)}
+    rows = []
+    async with connect(f"file:{place}/bus") as bus:
+        took: list[float] = []
+
+        async def publisher(until: float) -> None:
+            while (start := time.perf_counter()) < until:
+                await bus.publish("bench", payload)
+                took.append(time.perf_counter() - start)
+
+        begun = time.perf_counter()
+        await asyncio.gather(*(publisher(begun + seconds) for _ in range(64)))
+        rows.append(_row("publish, 64 at once", len(took), time.perf_counter() - begun, took))
+
+        took = []
+        begun = time.perf_counter()
+        while (start := time.perf_counter()) - begun < seconds or not took:
+            await bus.publish_many("batches", [payload] * 500)
+            took.append(time.perf_counter() - start)
+        spent = time.perf_counter() - begun
+        rows.append(_row("publish_many, 500 a batch", 500 * len(took), spent, took))
+    return rows

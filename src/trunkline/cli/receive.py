@@ -1,0 +1,327 @@
+"""``trunkline sub`` and ``tail``: records as they come.
+
+With a group, ``sub`` is one of its members: what it has written out and flushed it acknowledges,
+and nothing before. Without one it looks on and leaves no trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from types import FrameType
+from typing import Any
+
+from trunkline.cli import INTERRUPTED, OK, Commands, leaf
+from trunkline.cli.places import (
+    Span,
+    at_least,
+    bus_path,
+    bus_url,
+    duration,
+    open_folder,
+    parse_span,
+    pick_partitions,
+    pick_topics,
+)
+from trunkline.cli.records import add_selection, compile_wanted, read_span
+from trunkline.cli.render import Output, record_writer
+from trunkline.clock import SystemClock
+from trunkline.errors import InvalidOption, NotFound
+from trunkline.event import Record
+from trunkline.log.folder import Folder, GroupKey
+from trunkline.log.reader import PartitionReader
+from trunkline.options import Flow
+from trunkline.topics import check_group, check_pattern
+
+_READ = 1000
+Place = tuple[str, int]
+Write = Callable[[Record, int], None]
+
+
+def register(commands: Commands[Any]) -> None:
+    about = "receive events, as a member of a group or looking on"
+    sub = leaf(commands, "sub", run_sub, about)
+    sub.add_argument("topic", metavar="TOPIC", help="a topic, or a pattern with * and >")
+    sub.add_argument("--group", help="be a member of it; without, only look on")
+    sub.add_argument(
+        "--from",
+        dest="start",
+        metavar="PLACE",
+        help="where a new group begins (start), or looking on does (end): 7, -10, @-1h, ...",
+    )
+    sub.add_argument("--count", type=at_least(1), help="stop after so many")
+    sub.add_argument("--wait", type=duration, metavar="S", help="stop when none came for so long")
+    sub.add_argument(
+        "--ack",
+        choices=("auto", "none"),
+        default="auto",
+        help="auto: each event once it is written out; none: show what the group has yet to do",
+    )
+    add_selection(sub)
+
+    tail = leaf(commands, "tail", run_tail, "show the last events, and follow")
+    tail.add_argument("topic", metavar="TOPIC", help="a topic, or a pattern with * and >")
+    tail.add_argument("-n", "--lines", type=at_least(0), default=10, help="how many")
+    tail.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
+    add_selection(tail)
+
+
+# -- looking on --------------------------------------------------------------------------------
+
+
+class _Terminated(BaseException):
+    """The process was asked to end."""
+
+
+@contextlib.contextmanager
+def _ending_on_request() -> Iterator[None]:
+    """Let a SIGTERM end what is inside, cleanly."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except _Terminated:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_tail(args: argparse.Namespace) -> int:
+    wanted = compile_wanted(args)
+    write = record_writer(args)
+    with closing(open_folder(args)) as folder, _ending_on_request():
+        found: list[Record] = []
+        reached: dict[Place, int] = {}
+        for topic, count in _topics(folder, args).items():
+            for partition in pick_partitions(count, args.partition):
+                reader = folder.reader(topic, partition)
+                reached[topic, partition] = reader.bounds().next
+                found += _last(reader, reached[topic, partition], args.lines, wanted)
+        found.sort(key=lambda record: (record.event.ts, record.offset))
+        for record in found[-args.lines :] if args.lines else ():
+            write(record, 0)
+        if args.follow:
+            for record in _follow(folder, args, reached, None):
+                if wanted(record):
+                    write(record, 0)
+    return OK
+
+
+def _topics(folder: Folder, args: argparse.Namespace) -> dict[str, int]:
+    """Those that are there; with ``--follow`` others may come."""
+    try:
+        return pick_topics(folder, args.topic)
+    except NotFound:
+        if not args.follow:
+            raise
+        Output(args).note(f"there is no topic {args.topic} yet")
+        return {}
+
+
+def _last(
+    reader: PartitionReader, end: int, count: int, wanted: Callable[[Record], bool]
+) -> list[Record]:
+    """The last ``count`` wanted records before ``end``, looked for from the end backwards."""
+    first = reader.bounds().first
+    found: list[Record] = []
+    step, high = max(count, 1), end
+    while len(found) < count and high > first:
+        low = max(first, high - step)
+        block: list[Record] = []
+        while low < high:
+            batch = [r for r in reader.read(low, _READ, strict=False) if r.offset < high]
+            if not batch:
+                break
+            block += filter(wanted, batch)
+            low = batch[-1].offset + 1
+        found = block + found
+        high, step = max(first, high - step), step * 2
+    return found[-count:] if count else []
+
+
+def _follow(
+    folder: Folder, args: argparse.Namespace, reached: dict[Place, int], idle_s: float | None
+) -> Iterator[Record]:
+    """Records from the places reached on, for ever or until none came for ``idle_s``. A topic or
+    partition that is new is read from its start.
+    """
+    since = time.monotonic()
+    while True:
+        came = False
+        topics: dict[str, int] = {}
+        with contextlib.suppress(NotFound):
+            topics = pick_topics(folder, args.topic)
+        for topic, count in topics.items():
+            for partition in range(count):
+                if args.partition not in (None, partition):
+                    continue
+                place = (topic, partition)
+                found = folder.reader(*place).read(reached.get(place, 1), _READ, strict=False)
+                for record in found:
+                    reached[place] = record.offset + 1
+                    yield record
+                came = came or bool(found)
+        if came:
+            since = time.monotonic()
+        elif idle_s is not None and time.monotonic() - since >= idle_s:
+            return
+        else:
+            time.sleep(folder.options.poll_s)
+
+
+def run_sub(args: argparse.Namespace) -> int:
+    check_pattern(args.topic)
+    span = None if args.start is None else parse_span(args.start, SystemClock().now())
+    write = record_writer(args)
+    if args.group is None:
+        return _look_on(args, span, write)
+    check_group(args.group)
+    if args.ack == "none":
+        return _peek(args, span, write)
+    return _join(args, span, write)
+
+
+def _look_on(args: argparse.Namespace, span: Span | None, write: Write) -> int:
+    wanted = compile_wanted(args)
+    with closing(open_folder(args)) as folder, _ending_on_request():
+        topics: dict[str, int] = {}
+        try:
+            topics = pick_topics(folder, args.topic)
+        except NotFound:
+            Output(args).note(f"there is no topic {args.topic} yet")
+        places = [(t, p) for t, n in topics.items() for p in pick_partitions(n, args.partition)]
+        if span is not None and span.stop is not None:
+            records: Iterator[Record] = (
+                r for place in places for r in read_span(folder, *place, span)
+            )
+        else:
+            reached = {place: _start(folder, place, span) for place in places}
+            records = _follow(folder, args, reached, args.wait)
+        _show(args, filter(wanted, records), write)
+    return OK
+
+
+def _start(folder: Folder, place: Place, span: Span | None) -> int:
+    reader = folder.reader(*place)
+    if span is None or span.start is None:
+        return reader.bounds().next
+    return span.start.resolve(reader)
+
+
+def _show(args: argparse.Namespace, records: Iterator[Record], write: Write) -> None:
+    for shown, record in enumerate(records, 1):
+        write(record, 0)
+        if shown == args.count:
+            return
+
+
+def _peek(args: argparse.Namespace, span: Span | None, write: Write) -> int:
+    """Show what a group has not settled, and take nothing from it."""
+    wanted = compile_wanted(args)
+    with closing(open_folder(args)) as folder, _ending_on_request():
+        reached: dict[Place, int] = {}
+        again: list[Record] = []
+        topics: dict[str, int] = {}
+        with contextlib.suppress(NotFound):
+            topics = pick_topics(folder, args.topic)
+        for topic, count in topics.items():
+            for partition in pick_partitions(count, args.partition):
+                key = GroupKey(topic, partition, args.group)
+                if folder.has_group(key):
+                    group = folder.group(key)
+                    reached[topic, partition] = group.floor + 1
+                    for offset in sorted(o for o in group.again if o <= group.floor):
+                        reader = folder.reader(topic, partition)
+                        again += reader.read(offset, 1, strict=False)
+                elif span is not None:
+                    reached[topic, partition] = _start(folder, (topic, partition), span)
+
+        def open_records() -> Iterator[Record]:
+            yield from again
+            for record in _follow(folder, args, reached, args.wait):
+                key = GroupKey(record.topic, record.partition, args.group)
+                if not (folder.has_group(key) and folder.group(key).is_settled(record.offset)):
+                    yield record
+
+        _show(args, filter(wanted, open_records()), write)
+    return OK
+
+
+# -- as a member -------------------------------------------------------------------------------
+
+
+def _join(args: argparse.Namespace, span: Span | None, write: Write) -> int:
+    import asyncio
+
+    if args.partition is not None:
+        raise InvalidOption("a group has all partitions", hint="--partition is for looking on")
+    start = _group_start(span)
+    if start is not None:
+        with closing(open_folder(args)) as folder:
+            if any(key.group == args.group for key in folder.groups() if key.topic == args.topic):
+                Output(args).note(
+                    f"group {args.group} goes on where it stands, --from is for a new one "
+                    f"(trunkline group seek {args.topic} {args.group})"
+                )
+    return asyncio.run(_consume(args, start, write))
+
+
+def _group_start(span: Span | None) -> Any:
+    if span is None:
+        return None
+    if span.start is None or span.stop is not None:
+        raise InvalidOption("a group begins at one place and has no end", hint="--count, --wait")
+    match span.start.base, span.start.n:
+        case "start", 0:
+            return "earliest"
+        case "end", 0:
+            return "latest"
+        case "offset", offset:
+            return offset
+        case "time", _:
+            return span.start.when
+    raise InvalidOption("a group begins at start, end, an offset or a time")
+
+
+async def _consume(args: argparse.Namespace, start: Any, write: Write) -> int:
+    import asyncio
+
+    from trunkline.bus import Outcome
+    from trunkline.buses import connect
+
+    url = f"file:{bus_path(bus_url(args))}"
+    options: dict[str, Any] = {} if start is None else {"start": start}
+    if args.count is not None:  # no more than will be shown: others of the group get the rest
+        options["max_inflight"] = min(args.count, Flow().max_inflight)
+    code: list[int] = []
+    async with connect(url, create=False, allow_network=args.allow_network) as bus:
+        if args.topic not in await bus.topics() and not set("*>") & set(args.topic):
+            Output(args).note(f"there is no topic {args.topic} yet")
+        subscription = bus.subscribe(args.topic, group=args.group, where=args.where, **options)
+
+        def stop(exit_code: int) -> None:
+            code.append(exit_code)
+            subscription.drain()
+
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, stop, INTERRUPTED)
+        loop.add_signal_handler(signal.SIGTERM, stop, OK)
+        shown = 0
+        async with subscription as deliveries:
+            while not code and shown != args.count:
+                try:
+                    async with asyncio.timeout(args.wait):
+                        delivery = await anext(deliveries)
+                except (TimeoutError, StopAsyncIteration):
+                    break
+                write(delivery.record, delivery.attempt)
+                delivery.finish(Outcome.ACK)
+                shown += 1
+    return code[0] if code else OK

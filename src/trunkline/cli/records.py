@@ -1,0 +1,384 @@
+"""``trunkline pub``, ``grep`` and ``get``: records in and out of a log, by no group's cursor."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from trunkline.cli import DUPLICATE, NOT_FOUND, OK, Commands, leaf
+from trunkline.cli.places import (
+    Point,
+    Span,
+    at_least,
+    duration,
+    open_folder,
+    parse_point,
+    parse_span,
+    parse_time,
+    pick_partitions,
+    pick_topics,
+)
+from trunkline.cli.render import FORMAT_HELP, Output, record_writer, to_json
+from trunkline.clock import SystemClock
+from trunkline.errors import InvalidEvent, InvalidOption, NotFound
+from trunkline.event import (
+    BANDS,
+    PRIORITIES,
+    Event,
+    Receipt,
+    Record,
+    check_event,
+    decode_payload,
+    encode_event,
+)
+from trunkline.log.folder import Folder
+from trunkline.options import Limits
+from trunkline.store import pick_partition
+
+_BATCH = 1000
+_CHUNK = 1024 * 1024
+_TEXT_FLAGS = {
+    "key": "records of one key stay in order",
+    "type": "what kind of event it is",
+    "actor": "who it is from (else TRUNKLINE_ACTOR)",
+    "space": "the space it belongs to",
+    "subject": "what it is about",
+    "idem-key": "a repeat within the topic's window is a duplicate",
+    "trace": "W3C traceparent",
+    "cause": "the id of the event that led to this one",
+}
+
+
+def register(commands: Commands[Any]) -> None:
+    pub = leaf(commands, "pub", run_pub, "publish events")
+    pub.add_argument("topic", metavar="TOPIC")
+    pub.add_argument(
+        "payload", metavar="JSON", nargs="?", help="the payload; - or none: each line of stdin"
+    )
+    pub.add_argument("--text", action="store_true", help="payloads are text, not JSON")
+    for name, about in _TEXT_FLAGS.items():
+        pub.add_argument(f"--{name}", help=about)
+    pub.add_argument("--ttl", type=duration, help="how long it is of use: 90, 10m, 2h")
+    pub.add_argument("--priority", choices=PRIORITIES)
+    pub.add_argument("--band", choices=BANDS)
+    pub.add_argument("--cap", action="append", help="a capability it asks for; repeatable")
+    pub.add_argument("-H", "--header", action="append", metavar="K:V", help="repeatable")
+    later = pub.add_mutually_exclusive_group()
+    later.add_argument("--delay", type=duration, help="deliver it so much later")
+    later.add_argument("--at", metavar="TIME", help="deliver it then, not before")
+    pub.add_argument("--count", type=at_least(1), default=1, help="publish it so many times")
+
+    grep = leaf(commands, "grep", run_grep, "find events by content")
+    grep.add_argument("topic", metavar="TOPIC", help="a topic, or a pattern with * and >")
+    grep.add_argument("pattern", metavar="PATTERN", nargs="?", help="a regular expression")
+    grep.add_argument("-i", "--ignore-case", action="store_true")
+    grep.add_argument("-F", "--fixed", action="store_true", help="the pattern is plain text")
+    grep.add_argument("--from", dest="start", metavar="WHERE", help="offsets or times: A:B, @-1h")
+    grep.add_argument("--to", dest="stop", metavar="PLACE", help="up to there")
+    grep.add_argument("--count", type=at_least(1), help="stop after so many")
+    add_selection(grep)
+
+    get = leaf(commands, "get", run_get, "show events by offset or time")
+    get.add_argument("topic", metavar="TOPIC")
+    get.add_argument("place", metavar="OFFSET", help="7, -1 (the last), 3:9, @-1h:, start, ...")
+    add_selection(get)
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that shows records."""
+    parser.add_argument("-p", "--partition", type=at_least(0), help="only this one")
+    parser.add_argument("--where", metavar="SQL", help="only events that meet this condition")
+    parser.add_argument("--format", help=FORMAT_HELP.replace("%", "%%"))
+
+
+def compile_wanted(args: argparse.Namespace) -> Callable[[Record], bool]:
+    """``--where`` as a function of a record."""
+    if args.where is None:
+        return lambda _: True
+    from trunkline.where import Where
+
+    return Where(args.where).matches
+
+
+def read_span(folder: Folder, topic: str, partition: int, span: Span) -> Iterator[Record]:
+    """The records of a span. What retention takes away meanwhile is passed over."""
+    reader = folder.reader(topic, partition)
+    low, high = span.resolve(reader)
+    while low < high:
+        found = reader.read(low, _BATCH, strict=False)
+        if not found:
+            return
+        for record in found:
+            if record.offset >= high:
+                return
+            yield record
+        low = found[-1].offset + 1
+
+
+# -- pub ---------------------------------------------------------------------------------------
+
+
+def run_pub(args: argparse.Namespace) -> int:
+    now = SystemClock().now()
+    fields = _fields(args, now)
+    piped = args.payload is None or args.payload == "-"
+    if args.payload is None and sys.stdin.isatty():
+        raise InvalidEvent("there is no payload", hint="give it as JSON, or pipe a line an event")
+    if piped and args.count > 1:
+        raise InvalidOption("--count repeats one payload, not those of stdin")
+    read = _text if args.text else _json
+    payload = None if piped else read(os.fsencode(args.payload))
+    sample = Event(topic=args.topic, payload=payload, **fields)
+    check_event(sample, Limits())  # before a folder is made for nothing
+    encode_event(sample, Limits())
+    with closing(open_folder(args, create=True)) as folder:
+        if args.idem_key is not None and not folder.topic(args.topic).dedup_window_s:
+            Output(args).note(
+                f"{args.topic} does not look for duplicates "
+                f"(trunkline topic edit {args.topic} --dedup-window-s 120)"
+            )
+        publisher = _Publisher(folder, args, fields)
+        try:
+            if piped:
+                publisher.drain(read)
+            else:
+                for done in range(0, args.count, _BATCH):
+                    size = min(_BATCH, args.count - done)
+                    publisher.publish([publisher.prepare(payload) for _ in range(size)])
+        finally:
+            publisher.sum_up()
+    return DUPLICATE if publisher.duplicates else OK
+
+
+def _fields(args: argparse.Namespace, now: datetime) -> dict[str, Any]:
+    """What was typed, as fields of an event."""
+    names = [name.replace("-", "_") for name in _TEXT_FLAGS]
+    fields = {name: getattr(args, name) for name in (*names, "priority", "band")}
+    fields["actor"] = args.actor or os.environ.get("TRUNKLINE_ACTOR") or None
+    fields["ttl_s"] = args.ttl
+    if args.delay is not None:
+        try:
+            fields["not_before"] = now + timedelta(seconds=args.delay)
+        except OverflowError:
+            raise InvalidOption("--delay is too long") from None
+    elif args.at is not None:
+        fields["not_before"] = parse_time(args.at.removeprefix("@"), now)
+        if fields["not_before"] is None:
+            raise InvalidOption(f"--at: not a time: {args.at!r}", hint="2030-01-02T03:04:05Z")
+    if args.header:
+        pairs = [text.partition(":") for text in args.header]
+        wrong = [name for name, colon, _ in pairs if not (name and colon)]
+        if wrong:
+            raise InvalidOption(f"--header: not NAME:VALUE: {wrong[0]!r}")
+        fields["headers"] = {name.strip(): value.strip() for name, _, value in pairs}
+    if args.cap:
+        fields["caps"] = tuple(args.cap)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return decode_payload(line)
+    except InvalidEvent as error:
+        raise InvalidEvent(error.message, hint="--text publishes plain text") from None
+
+
+def _text(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidEvent(f"not UTF-8: {error}") from None
+
+
+class _Publisher:
+    """Publishes batches to one topic and remembers where they went."""
+
+    def __init__(self, folder: Folder, args: argparse.Namespace, fields: dict[str, Any]) -> None:
+        self.duplicates = 0
+        self._folder = folder
+        self._topic: str = args.topic
+        self._fields = fields
+        self._out = Output(args)
+        self._turn = secrets.randbelow(1024)  # so that single publishes spread over partitions
+        self._published = 0
+        self._last: Receipt | None = None
+        self._ranges: dict[int, tuple[int, int]] = {}
+
+    def drain(self, read: Callable[[bytes], Any]) -> None:
+        """Publish each line of stdin; lines that arrive together are one batch."""
+        number, rest = 0, b""
+        while True:
+            chunk = sys.stdin.buffer.read1(_CHUNK)  # type: ignore[union-attr]
+            *lines, rest = (rest + chunk).split(b"\n")
+            if not chunk and rest:
+                lines, rest = [rest], b""
+            batch: list[tuple[Event, bytes]] = []
+            for line in lines:
+                number += 1
+                if not line.strip():
+                    continue
+                try:
+                    batch.append(self.prepare(read(line.rstrip(b"\r"))))
+                except InvalidEvent as error:
+                    self.publish(batch)
+                    raise InvalidEvent(
+                        f"line {number}: {error.message}; {self._published} events before it "
+                        "were published",
+                        hint=error.hint,
+                    ) from None
+            self.publish(batch)
+            if not chunk:
+                return
+
+    def prepare(self, payload: Any) -> tuple[Event, bytes]:
+        folder = self._folder
+        event = Event(topic=self._topic, payload=payload, ts=folder.clock.now(), **self._fields)
+        return event, encode_event(event, folder.options.limits)
+
+    def publish(self, batch: list[tuple[Event, bytes]]) -> None:
+        options = self._folder.topic(self._topic)
+        shares: dict[int, list[int]] = {}
+        for index, (event, _) in enumerate(batch):
+            partition = pick_partition(event, options.partitions, self._turn)
+            shares.setdefault(partition, []).append(index)
+            self._turn += event.key is None
+        receipts: dict[int, Receipt] = {}
+        for partition, indexes in shares.items():
+            events, bodies = zip(*(batch[i] for i in indexes), strict=True)
+            placed = self._folder.append(self._topic, partition, bodies, events)
+            for at, (index, offset) in enumerate(zip(indexes, placed.offsets(), strict=True)):
+                receipts[index] = Receipt(
+                    self._topic,
+                    partition,
+                    offset,
+                    batch[index][0].id,
+                    at in placed.duplicates,
+                    options.durability,
+                )
+        for index in range(len(batch)):
+            self._note(receipts[index])
+
+    def _note(self, receipt: Receipt) -> None:
+        self._published += 1
+        self._last = receipt
+        self.duplicates += receipt.duplicate
+        if not receipt.duplicate:
+            low, high = self._ranges.get(receipt.partition, (receipt.offset, receipt.offset))
+            self._ranges[receipt.partition] = (min(low, receipt.offset), max(high, receipt.offset))
+        if self._out.json:
+            print(to_json(receipt))
+
+    def sum_up(self) -> None:
+        """One line for a person: the receipt, or what all of them say together."""
+        last = self._last
+        if last is not None and self._published == 1:
+            place = f"{last.topic}/{last.partition}@{last.offset}"
+            self._out.say(f"{place} {'duplicate' if last.duplicate else last.id}")
+            return
+        places = " ".join(
+            f"{self._topic}/{partition}@{low}-{high}"
+            for partition, (low, high) in sorted(self._ranges.items())
+        )
+        fresh = self._published - self.duplicates
+        extra = f", {self.duplicates} duplicates" if self.duplicates else ""
+        self._out.say(f"published {fresh} events{extra} {places}".rstrip())
+
+
+# -- grep and get ------------------------------------------------------------------------------
+
+
+def run_grep(args: argparse.Namespace) -> int:
+    if args.pattern is None and args.where is None:
+        raise InvalidOption("nothing to look for", hint="a pattern, or --where")
+    now = SystemClock().now()
+    span = parse_span(args.start, now) if args.start is not None else Span(None, None)
+    if args.stop is not None:
+        span = span._replace(stop=parse_point(args.stop, now))
+    wanted = compile_wanted(args)
+    has_text = _text_test(args)
+    write = record_writer(args)
+    with closing(open_folder(args)) as folder:
+        found = (
+            record
+            for topic, count in pick_topics(folder, args.topic).items()
+            for partition in pick_partitions(count, args.partition)
+            for record in read_span(folder, topic, partition, span)
+            if has_text(record.event) and wanted(record)
+        )
+        shown = 0
+        for record in islice(found, args.count):
+            shown += 1
+            if not args.quiet:
+                write(record, 0)
+    return OK if shown else NOT_FOUND
+
+
+def _text_test(args: argparse.Namespace) -> Callable[[Event], bool]:
+    if args.pattern is None:
+        return lambda _: True
+    text = re.escape(args.pattern) if args.fixed else args.pattern
+    try:
+        search = re.compile(text, re.IGNORECASE if args.ignore_case else 0).search
+    except (re.error, RecursionError, OverflowError) as error:
+        raise InvalidOption(f"not a regular expression: {error}", hint="-F for text") from None
+    return lambda event: search(_searched(event)) is not None
+
+
+def _searched(event: Event) -> str:
+    """What of an event is looked at: its payload, names and headers, a line each."""
+    parts = [to_json(event.payload)]
+    names = ("id", "type", "key", "actor", "subject", "space", "idem_key", "trace", "cause")
+    parts += [value for name in names if (value := getattr(event, name)) is not None]
+    parts += [f"{name}: {value}" for name, value in event.headers.items()]
+    return "\n".join(parts)
+
+
+def run_get(args: argparse.Namespace) -> int:
+    span = parse_span(args.place, SystemClock().now())
+    wanted = compile_wanted(args)
+    write = record_writer(args)
+    with closing(open_folder(args)) as folder:
+        count = pick_topics(folder, args.topic).get(args.topic)
+        if count is None:
+            raise InvalidOption("one topic, not a pattern", hint="trunkline grep takes patterns")
+        if span.single:
+            if count > 1 and args.partition is None:
+                raise InvalidOption(
+                    f"{args.topic} has {count} partitions", hint="say which: --partition N"
+                )
+            assert span.start is not None
+            partition = pick_partitions(count, args.partition)[0]
+            records = iter([_one(folder, args.topic, partition, span.start)])
+        else:
+            records = (
+                record
+                for partition in pick_partitions(count, args.partition)
+                for record in read_span(folder, args.topic, partition, span)
+            )
+        shown = 0
+        for record in filter(wanted, records):
+            shown += 1
+            write(record, 0)
+    return OK if shown else NOT_FOUND
+
+
+def _one(folder: Folder, topic: str, partition: int, point: Point) -> Record:
+    """The record at a point; ``OutOfRange`` if it was trimmed, ``NotFound`` if there is none."""
+    reader = folder.reader(topic, partition)
+    offset = point.resolve(reader)
+    found = reader.read(offset, 1)
+    if not found or (point.base == "offset" and found[0].offset != offset):
+        first, end = reader.bounds()
+        raise NotFound(
+            f"{topic}/{partition} has no record {offset}",
+            hint=f"it holds {first} to {end - 1}" if first < end else "it is empty",
+        )
+    return found[0]

@@ -1,0 +1,420 @@
+"""``trunkline topic``: what topics there are, what they hold, and what becomes of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from contextlib import closing
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from trunkline.cli import ERROR, OK, Commands, branch, leaf
+from trunkline.cli.groups import group_row
+from trunkline.cli.places import (
+    at_least,
+    duration,
+    open_folder,
+    parse_point,
+    pick_partitions,
+    pick_topics,
+)
+from trunkline.cli.render import Output, cell, confirm, progress, size
+from trunkline.errors import Conflict, Corrupt, InvalidOption
+from trunkline.log import upkeep
+from trunkline.log.folder import Folder
+from trunkline.log.reader import PartitionReader
+from trunkline.options import TopicOptions, changed, make
+from trunkline.topics import check_pattern, check_topic, matches
+
+MEANING = {
+    "partitions": "how many logs its records are spread over, by key",
+    "durability": "what an acknowledged publish survives: a power cut, or a crash of the process",
+    "segment_bytes": "begin a new file after so many bytes",
+    "segment_records": "begin a new file after so many records",
+    "compress": "compress finished files (needs zstandard)",
+    "dedup_window_s": "for how long an idempotency key is remembered",
+    "dedup_keys": "how many idempotency keys are remembered",
+    "ttl_policy": "what becomes of a record whose time to live has run out",
+    "retention_age_s": "keep records for so long",
+    "retention_bytes": "keep so many bytes of a partition",
+    "retention_records": "keep so many records of a partition",
+    "retain_unsettled": "keep what some group has not settled, whatever retention says",
+    "compact": "keep only the latest record of each key",
+}
+_SIZE = re.compile(r"(\d+)\s*(?:([KMG])(?:iB|B)?)?", re.IGNORECASE)
+_SCALE = {"K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+def register(commands: Commands[Any]) -> None:
+    below = branch(commands, "topic", "list, create, edit, remove, purge and compact topics")
+
+    ls = leaf(below, "ls", run_ls, "list topics")
+    ls.add_argument("pattern", metavar="PATTERN", nargs="?", help="only those: orders, orders.*, >")
+
+    info = leaf(below, "info", run_info, "show a topic: options, partitions, groups")
+    info.add_argument("topic", metavar="TOPIC")
+
+    create = leaf(below, "create", run_create, "define a topic")
+    create.add_argument("topic", metavar="TOPIC")
+    add_option_flags(create)
+
+    edit = leaf(below, "edit", run_edit, "change a topic's options")
+    edit.add_argument("topic", metavar="TOPIC")
+    edit.add_argument(
+        "--unset", action="append", default=[], metavar="NAME", help="back to its default"
+    )
+    add_option_flags(edit)
+
+    for name, run, about in (
+        ("rm", run_rm, "remove a topic, its records and its groups"),
+        ("purge", run_purge, "remove records, settled or not; the topic stays"),
+        ("compact", run_compact, "keep only the latest record of each key, now"),
+    ):
+        parser = leaf(below, name, run, about)
+        parser.add_argument("topic", metavar="TOPIC")
+        parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+        parser.add_argument("--yes", action="store_true", help="do not ask")
+        if name != "rm":
+            parser.add_argument("-p", "--partition", type=at_least(0), help="only this one")
+        if name == "purge":
+            parser.add_argument(
+                "--before", metavar="PLACE", help="keep from there on: 7, @-1h, ..."
+            )
+        if name == "compact":
+            parser.add_argument(
+                "--all", action="store_true", help="finish the last file first, to compact it too"
+            )
+
+
+# -- options as flags --------------------------------------------------------------------------
+
+
+class _Kind(NamedTuple):
+    """What a field of the options may hold."""
+
+    type: Any
+    choices: tuple[str, ...]
+    bounds: str
+    optional: bool
+
+
+def _kind(hint: Any) -> _Kind:
+    optional = False
+    if get_origin(hint) in (Union, UnionType):
+        optional = NoneType in get_args(hint)
+        hint = next(part for part in get_args(hint) if part is not NoneType)
+    bounds = ""
+    if get_origin(hint) is Annotated:
+        hint, *notes = get_args(hint)
+        for note in notes:
+            bounds += f", at least {note.ge:g}" if getattr(note, "ge", None) else ""
+            bounds += f", at most {note.le:g}" if getattr(note, "le", None) else ""
+    if get_origin(hint) is Literal:
+        return _Kind(str, get_args(hint), bounds, optional)
+    return _Kind(hint, (), bounds, optional)
+
+
+def add_option_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for each option of a topic; bounds and defaults are those of ``TopicOptions``."""
+    hints = get_type_hints(TopicOptions, include_extras=True)
+    group = parser.add_argument_group("options of the topic")
+    for field in msgspec.structs.fields(TopicOptions):
+        kind = _kind(hints[field.name])
+        flag = f"--{field.name.replace('_', '-')}"
+        about = f"{MEANING[field.name]}{kind.bounds} (default: {cell(field.default)})"
+        if kind.type is bool:
+            group.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=about
+            )
+        elif kind.choices:
+            group.add_argument(flag, choices=kind.choices, default=argparse.SUPPRESS, help=about)
+        else:
+            group.add_argument(
+                flag,
+                type=_reader(field.name, kind),
+                default=argparse.SUPPRESS,
+                metavar="N" if kind.type is int else "S",
+                help=about,
+            )
+
+
+def _reader(name: str, kind: _Kind) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if kind.optional and text == "none":
+            return None
+        if name.endswith("_s"):
+            return duration(text)
+        found = _SIZE.fullmatch(text)
+        if found is None or (found[2] and not name.endswith("_bytes")):
+            raise argparse.ArgumentTypeError(f"not a number: {text!r}")
+        return int(found[1]) * _SCALE.get((found[2] or "").upper(), 1)
+
+    return read
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    return {k: v for k, v in vars(args).items() if k in TopicOptions.__struct_fields__}
+
+
+# -- looking -----------------------------------------------------------------------------------
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    pattern = args.pattern
+    if pattern is not None:
+        check_pattern(pattern)
+    with closing(open_folder(args)) as folder:
+        groups = folder.groups()
+        rows = []
+        for topic, options in sorted(folder.topics().items()):
+            if pattern is not None and topic != pattern and not matches(pattern, topic):
+                continue
+            parts = [_partition_row(folder, topic, n) for n in range(options.partitions)]
+            rows.append(
+                {
+                    "topic": topic,
+                    "partitions": options.partitions,
+                    "records": sum(part["records"] for part in parts),
+                    "bytes": sum(part["bytes"] for part in parts),
+                    "size": size(sum(part["bytes"] for part in parts)),
+                    "groups": len({key.group for key in groups if key.topic == topic}),
+                }
+            )
+        columns = ("topic", "partitions", "records", "size", "groups")
+        Output(args).table(rows, columns, "there are no topics")
+    return OK
+
+
+def _partition_row(folder: Folder, topic: str, partition: int) -> dict[str, Any]:
+    reader = folder.reader(topic, partition)
+    first, end = reader.bounds()
+    segments = reader.files()
+    return {
+        "partition": partition,
+        "first": first,
+        "next": end,
+        "records": end - first,
+        "bytes": sum(_file_size(segment.path) for segment in segments),
+        "segments": len(segments),
+        "damaged": sum(segment.bad for segment in segments),
+        "last": _last_time(reader),
+    }
+
+
+def _file_size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:  # it was removed meanwhile
+        return 0
+
+
+def _last_time(reader: PartitionReader) -> str | None:
+    first, end = reader.bounds()
+    try:
+        last = reader.read(end - 1, 1, strict=False) if first < end else []
+    except Corrupt:
+        return None
+    return last[0].event.ts.isoformat() if last else None
+
+
+def run_info(args: argparse.Namespace) -> int:
+    out = Output(args)
+    with closing(open_folder(args)) as folder:
+        count = pick_topics(folder, check_topic(args.topic))[args.topic]
+        options = msgspec.structs.asdict(folder.topics()[args.topic])
+        parts = [_partition_row(folder, args.topic, n) for n in range(count)]
+        groups = [group_row(folder, key) for key in folder.groups() if key.topic == args.topic]
+    if out.json:
+        out.row(
+            {"topic": args.topic, "options": options, "partitions": parts, "groups": groups}, ""
+        )
+        return OK
+    out.say(f"topic {args.topic}\n")
+    chosen = changed(make(TopicOptions, options))
+    rows = [
+        {"option": name, "value": value, "set": "*" if name in chosen else ""}
+        for name, value in options.items()
+    ]
+    out.table(rows, ("option", "value", "set"))
+    for part in parts:
+        part["size"] = size(part["bytes"])
+    out.say("")
+    out.table(parts, ("partition", "first", "next", "records", "size", "segments", "last"))
+    out.say("")
+    columns = ("group", "partition", "floor", "lag", "leases", "waiting", "paused")
+    out.table(groups, columns, "no groups")
+    return OK
+
+
+# -- changing ----------------------------------------------------------------------------------
+
+
+def run_create(args: argparse.Namespace) -> int:
+    check_topic(args.topic)
+    options = make(TopicOptions, _given(args))
+    with closing(open_folder(args)) as folder:
+        have = folder.topics().get(args.topic)
+        if have is not None and have != options:
+            raise Conflict(
+                f"{args.topic} is there with other options",
+                hint=f"trunkline topic edit {args.topic}",
+            )
+        folder.define(args.topic, options)
+    _show_options(args, "created" if have is None else "is there already:", options)
+    return OK
+
+
+def run_edit(args: argparse.Namespace) -> int:
+    values = _given(args)
+    names = [name.replace("-", "_") for name in args.unset]
+    for name in names:
+        if name not in TopicOptions.__struct_fields__:
+            known = ", ".join(TopicOptions.__struct_fields__)
+            raise InvalidOption(f"--unset: there is no option {name}", hint=known)
+    if not values and not names:
+        raise InvalidOption("nothing to change", hint=f"trunkline topic info {args.topic}")
+    with closing(open_folder(args)) as folder:
+        pick_topics(folder, check_topic(args.topic))
+        kept = msgspec.structs.asdict(folder.topics()[args.topic]) | values
+        options = make(TopicOptions, {k: v for k, v in kept.items() if k not in names})
+        folder.define(args.topic, options)
+    _show_options(args, "changed", options)
+    return OK
+
+
+def _show_options(args: argparse.Namespace, what: str, options: TopicOptions) -> None:
+    values = msgspec.structs.asdict(options)
+    defaults = msgspec.structs.asdict(TopicOptions())
+    text = " ".join(f"{k}={cell(v)}" for k, v in values.items() if v != defaults[k])
+    Output(args).row(
+        {"topic": args.topic, "options": values}, f"{what} {args.topic} {text}".rstrip()
+    )
+
+
+def run_rm(args: argparse.Namespace) -> int:
+    with closing(open_folder(args)) as folder:
+        count = pick_topics(folder, check_topic(args.topic))[args.topic]
+        parts = [_partition_row(folder, args.topic, n) for n in range(count)]
+        groups = sorted({key.group for key in folder.groups() if key.topic == args.topic})
+        row = {
+            "topic": args.topic,
+            "records": sum(part["records"] for part in parts),
+            "bytes": sum(part["bytes"] for part in parts),
+            "groups": groups,
+            "dry_run": args.dry_run,
+        }
+        what = f"{args.topic}: {row['records']} records, {size(row['bytes'])}"
+        what += f", groups {', '.join(groups)}" if groups else ""
+        if args.dry_run:
+            Output(args).row(row, f"would remove {what}")
+            return OK
+        if not confirm(args, f"remove {what}?"):
+            return ERROR
+        folder.remove_topic(args.topic)
+    Output(args).row(row, f"removed {what}")
+    return OK
+
+
+def run_purge(args: argparse.Namespace) -> int:
+    out = Output(args)
+    with closing(open_folder(args)) as folder:
+        count = pick_topics(folder, check_topic(args.topic))[args.topic]
+        point = parse_point("end" if args.before is None else args.before, folder.clock.now())
+        plan: list[dict[str, Any]] = []
+        for partition in pick_partitions(count, args.partition):
+            reader = folder.reader(args.topic, partition)
+            first, end = reader.bounds()
+            before = max(first, min(point.resolve(reader), end))
+            plan.append(
+                {
+                    "topic": args.topic,
+                    "partition": partition,
+                    "first": first,
+                    "before": before,
+                    "records": before - first,
+                    "unsettled": _unsettled(folder, args.topic, partition, before),
+                    "dry_run": args.dry_run,
+                }
+            )
+        total = sum(row["records"] for row in plan)
+        late = sum(row["unsettled"] for row in plan)
+        what = f"{total} records of {args.topic}"
+        what += f", {late} of them not settled by every group" if late else ""
+        if not args.dry_run:
+            if not confirm(args, f"remove {what}?"):
+                return ERROR
+            for row in plan:
+                upkeep.trim(folder, args.topic, row["partition"], row["before"])
+        if out.json:
+            out.table(plan, ())
+        else:
+            out.say(f"{'would remove' if args.dry_run else 'removed'} {what}")
+    return OK
+
+
+def _unsettled(folder: Folder, topic: str, partition: int, before: int) -> int:
+    """How many records below ``before`` the group that is most behind has not settled."""
+    keys = [key for key in folder.groups() if key[:2] == (topic, partition)]
+    return max([folder.group(key).lag(before) for key in keys], default=0)
+
+
+def run_compact(args: argparse.Namespace) -> int:
+    out = Output(args)
+    with closing(open_folder(args)) as folder:
+        count = pick_topics(folder, check_topic(args.topic))[args.topic]
+        partitions = pick_partitions(count, args.partition)
+        if args.dry_run:
+            gone = sum(_superseded(folder, args.topic, n, whole=args.all) for n in partitions)
+        else:
+            if not confirm(args, f"remove superseded records of {args.topic}?"):
+                return ERROR
+            gone = 0
+            with progress(args, f"compacting {args.topic}") as step:
+                for partition in partitions:
+                    if args.all:
+                        _finish(folder, args.topic, partition)
+                    gone += upkeep.compact(folder, args.topic, partition, step)
+                    folder.forget(args.topic, partition)
+        row = {"topic": args.topic, "records": gone, "dry_run": args.dry_run}
+        verb = "would remove" if args.dry_run else "removed"
+        out.row(row, f"{verb} {gone} superseded records of {args.topic}")
+    return OK
+
+
+def _finish(folder: Folder, topic: str, partition: int) -> None:
+    writer = folder.writer(topic, partition)
+    head = writer.begin()
+    try:
+        writer.roll(head)
+    finally:
+        writer.end()
+
+
+def _superseded(folder: Folder, topic: str, partition: int, *, whole: bool) -> int:
+    """How many records a compaction would remove."""
+    reader = folder.reader(topic, partition)
+    first, end = reader.bounds()
+    finished = end - 1
+    if not whole:
+        active = folder.head(topic, partition).segment
+        seals = [s.seal for s in reader.files() if s.number < active and not s.bad]
+        finished = max((seal.last for seal in seals if seal is not None), default=0)
+    if folder.topic(topic).retain_unsettled:
+        finished = min([finished, *folder.floors(topic, partition)])
+    latest: dict[str, int] = {}
+    tombs: set[str] = set()
+    keyed: list[tuple[int, str]] = []
+    while first < end and (found := reader.read(first, 1000, strict=False)):
+        for record in found:
+            key = record.event.key
+            if key is not None:
+                latest[key] = record.offset
+                (tombs.add if record.event.payload is None else tombs.discard)(key)
+                if record.offset <= finished:
+                    keyed.append((record.offset, key))
+        first = found[-1].offset + 1
+    return sum(latest[key] != offset or key in tombs for offset, key in keyed)

@@ -1,0 +1,238 @@
+"""Which payloads a topic takes: JSON Schemas with versions, kept on the bus itself.
+
+The topic ``system.schemas`` holds one record per version, so every process that opens the bus has
+the same registry. A new version must be compatible with the last one, as its topic asks:
+
+*backward* what was valid stays valid · *forward* what is valid now was valid before · *full* both ·
+*none* anything goes. The check is on the shape that JSON Schemas of events have (types, required
+members, members, enumerations, items); what it cannot judge it refuses, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from trunkline.buses.local import LocalBus
+from trunkline.errors import Conflict, InvalidEvent, InvalidOption, NotFound
+from trunkline.event import Event
+from trunkline.topics import check_topic
+
+TOPIC: Final = "system.schemas"
+Compatibility = Literal["backward", "forward", "full", "none"]
+_KEYWORDS: Final = frozenset(
+    {"$schema", "$id", "title", "description", "default", "examples", "$comment"}
+    | {"type", "properties", "required", "additionalProperties", "enum", "const", "items"}
+)
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """One version for one topic. ``removed`` lifts the rule again."""
+
+    topic: str
+    version: int
+    schema: dict[str, Any] | bool
+    compatibility: Compatibility = "backward"
+    removed: bool = False
+
+
+class Registry:
+    def __init__(self, bus: LocalBus) -> None:
+        self._bus = bus
+        self._next = 1
+        self._versions: dict[str, list[Schema]] = {}
+        self._validators: dict[str, Any] = {}
+
+    async def refresh(self) -> None:
+        first, end = await self._bus.store.bounds(TOPIC, 0)
+        self._next = max(self._next, first)
+        while self._next < end:
+            for record in await self._bus.read(TOPIC, self._next):
+                self._next = record.offset + 1
+                with contextlib.suppress(msgspec.ValidationError):
+                    self._take(msgspec.convert(record.event.payload, Schema))
+
+    def _take(self, schema: Schema) -> None:
+        self._versions.setdefault(schema.topic, []).append(schema)
+        self._validators.pop(schema.topic, None)
+        if not schema.removed:
+            self._validators[schema.topic] = _validator(schema.schema)
+
+    def topics(self) -> list[str]:
+        return sorted(self._validators)
+
+    def versions(self, topic: str) -> list[Schema]:
+        return list(self._versions.get(topic, ()))
+
+    def current(self, topic: str) -> Schema:
+        found = self._versions.get(topic)
+        if not found or found[-1].removed:
+            raise NotFound(f"there is no schema for {topic}", topic=topic)
+        return found[-1]
+
+    async def add(
+        self, topic: str, schema: dict[str, Any] | bool, compatibility: Compatibility | None = None
+    ) -> Schema:
+        """Give a topic its next version. The same schema again is the version there is."""
+        check_topic(topic)
+        _validator(schema)
+        await self.refresh()
+        before = self._versions.get(topic, [])
+        last = before[-1] if before and not before[-1].removed else None
+        rule = compatibility or (last.compatibility if last else "backward")
+        if last is not None:
+            if last.schema == schema and last.compatibility == rule:
+                return last
+            check_compatible(last.schema, schema, rule)
+        made = Schema(topic, len(before) + 1, schema, rule)
+        await self._bus.publish(
+            Event(topic=TOPIC, key=topic, type="schema", payload=msgspec.to_builtins(made))
+        )
+        await self.refresh()
+        return made
+
+    async def remove(self, topic: str) -> None:
+        """From now on the topic takes anything; the versions stay on record."""
+        last = self.current(topic)
+        gone = Schema(topic, last.version + 1, True, last.compatibility, removed=True)
+        await self._bus.publish(
+            Event(topic=TOPIC, key=topic, type="schema", payload=msgspec.to_builtins(gone))
+        )
+        await self.refresh()
+
+    def check(self, topic: str, events: Sequence[Event]) -> None:
+        """``InvalidEvent`` with the failing path unless every payload fits the topic's schema."""
+        validator = self._validators.get(topic)
+        if validator is None:
+            return
+        for event in events:
+            payload = msgspec.to_builtins(event.payload)
+            problem = next(iter(validator.iter_errors(payload)), None)
+            if problem is not None:
+                path = "/" + "/".join(map(str, problem.instance_path))
+                raise InvalidEvent(
+                    f"the payload does not fit the schema of {topic}: {_short(problem.message)}",
+                    code="schema",
+                    path=path,
+                    hint=f"at {path}",
+                )
+
+
+class SchemaGate:
+    """The registry as a middleware, for a bus without a broker."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def publish(self, events: list[Event], call_next: Any) -> Any:
+        for event in events:
+            self._registry.check(event.topic, (event,))
+        return await call_next(events)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else text[:300] + "…"
+
+
+def _validator(schema: dict[str, Any] | bool) -> Any:
+    import jsonschema_rs
+
+    try:
+        # An engine without backtracking: a pattern comes from outside and must not hold up the loop.
+        linear = jsonschema_rs.RegexOptions()
+        return jsonschema_rs.validator_for(schema, retriever=_refuse, pattern_options=linear)
+    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+        raise InvalidOption(f"not a JSON Schema: {_short(str(error))}", name="schema") from error
+
+
+def _refuse(uri: str) -> Any:
+    raise ValueError(f"a schema refers to nothing outside of itself: {uri}")
+
+
+# -- compatibility ---------------------------------------------------------------------------------
+
+
+def check_compatible(old: Any, new: Any, rule: Compatibility) -> None:
+    """``Conflict`` that names the first place where ``new`` breaks the rule."""
+    if rule in ("backward", "full"):
+        _narrower(old, new, "", "what was valid is no longer")
+    if rule in ("forward", "full"):
+        _narrower(new, old, "", "what is valid now was not before")
+
+
+def _narrower(inner: Any, outer: Any, path: str, why: str, depth: int = 0) -> None:
+    """Raise unless everything that ``inner`` takes is taken by ``outer``."""
+    if outer is True or outer == {} or inner is False:
+        return
+    if depth > 64:
+        raise _broken(path, "nested too deep to compare")
+    if not isinstance(inner, dict) or not isinstance(outer, dict):
+        raise _broken(path, why)
+    if inner == outer:
+        return
+    unknown = sorted((inner.keys() | outer.keys()) - _KEYWORDS)
+    if any(inner.get(word) != outer.get(word) for word in unknown):
+        raise _broken(path, f"a change of {', '.join(unknown)} cannot be judged")
+    _narrower_values(inner, outer, path, why)
+    _narrower_members(inner, outer, path, why, depth)
+    if "items" in outer:
+        _narrower(inner.get("items", True), outer["items"], f"{path}/items", why, depth + 1)
+
+
+def _narrower_values(inner: dict[str, Any], outer: dict[str, Any], path: str, why: str) -> None:
+    wide = _types(outer)
+    if wide is not None:
+        narrow = _types(inner)
+        if narrow is None or not all(
+            t in wide or (t == "integer" and "number" in wide) for t in narrow
+        ):
+            raise _broken(f"{path}/type", why)
+    allowed = _choices(outer)
+    if allowed is not None:
+        mine = _choices(inner)
+        if mine is None or any(value not in allowed for value in mine):
+            raise _broken(f"{path}/enum", why)
+
+
+def _narrower_members(
+    inner: dict[str, Any], outer: dict[str, Any], path: str, why: str, depth: int
+) -> None:
+    missing = set(outer.get("required", ())) - set(inner.get("required", ()))
+    if missing:
+        raise _broken(f"{path}/required/{min(missing)}", why)
+    mine, theirs = inner.get("properties", {}), outer.get("properties", {})
+    inner_rest = inner.get("additionalProperties", True)
+    outer_rest = outer.get("additionalProperties", True)
+    for name in sorted(mine.keys() | theirs.keys()):
+        # A member that one side does not name is what that side says of all the others.
+        _narrower(
+            mine.get(name, inner_rest),
+            theirs.get(name, outer_rest),
+            f"{path}/properties/{name}",
+            why,
+            depth + 1,
+        )
+    _narrower(inner_rest, outer_rest, f"{path}/additionalProperties", why, depth + 1)
+
+
+def _types(schema: dict[str, Any]) -> set[str] | None:
+    found = schema.get("type")
+    return None if found is None else {found} if isinstance(found, str) else set(found)
+
+
+def _choices(schema: dict[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    found = schema.get("enum")
+    return None if found is None else list(found)
+
+
+def _broken(path: str, why: str) -> Conflict:
+    return Conflict(
+        f"the schema is not compatible at {path or '/'}: {why}",
+        path=path or "/",
+        hint="keep what was there, or choose another compatibility",
+    )

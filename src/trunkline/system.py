@@ -1,0 +1,171 @@
+"""What a bus says about itself, on its own topics.
+
+``system.metrics`` counts and gauges, at an interval · ``system.bus.audit`` decisions: published,
+acked, nacked, delivered again, dead, denied · ``system.bus.dlq`` every dead letter of every topic.
+
+These events are told in passing: they never hold up what they tell about, and when the bus cannot
+take them they are counted as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from trunkline.buses.local import LocalBus
+from trunkline.errors import TrunklineError
+from trunkline.event import Event, Record
+from trunkline.pump import Hooks
+from trunkline.store import GroupKey
+from trunkline.topics import SYSTEM_PREFIX
+
+logger = logging.getLogger(__name__)
+
+METRICS: Final = "system.metrics"
+AUDIT: Final = "system.bus.audit"
+DEAD: Final = "system.bus.dlq"
+_WAITING_MAX = 10_000
+_BATCH = 500
+_PAUSE_S = 0.1
+
+
+class Counts:
+    """What happened since the start."""
+
+    def __init__(self) -> None:
+        self.publishes = 0
+        self.delivered = 0
+        self.redelivered = 0
+        self.acked = 0
+        self.nacked = 0
+        self.dead = 0
+        self.denied = 0
+        self.evicted = 0
+        self.bad_frames = 0
+        self.connected = 0
+        self.lost = 0
+        self.by_topic: dict[str, Counter[str]] = {}
+
+    def published(self, topic: str, count: int) -> None:
+        self.publishes += count
+        self._of(topic)["published"] += count
+
+    def sent(self, topic: str, count: int, again: int) -> None:
+        self.delivered += count
+        self.redelivered += again
+        self._of(topic)["delivered"] += count
+
+    def _of(self, topic: str) -> Counter[str]:
+        found = self.by_topic.get(topic)
+        if found is None:
+            if len(self.by_topic) >= 1000 and topic != "other":
+                return self._of("other")  # names come from outside: bound them
+            found = self.by_topic[topic] = Counter()
+        return found
+
+    def totals(self) -> dict[str, int]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, int)}
+
+
+class System:
+    def __init__(
+        self, bus: LocalBus, counts: Counts, *, metrics_s: float = 10.0, audit: float = 0.0
+    ) -> None:
+        self._bus = bus
+        self._counts = counts
+        self._metrics_s = metrics_s
+        self._share = audit
+        self._waiting: deque[Event] = deque()
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, gauges: Callable[[], dict[str, float]]) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks.append(loop.create_task(self._write()))
+        if self._metrics_s:
+            self._tasks.append(loop.create_task(self._measure(gauges)))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        with contextlib.suppress(TrunklineError):
+            await self._flush()
+
+    def hooks(self) -> Hooks:
+        """To be given to the bus, so that it tells what becomes of records."""
+        return Hooks(settled=None, dead=self.died)
+
+    def audit(self, what: str, **facts: Any) -> None:
+        """Tell of a decision; of a share of them, by option."""
+        if self._share and (self._share >= 1 or random.random() < self._share):
+            self._tell(AUDIT, what, {"what": what, **{k: v for k, v in facts.items() if v}})
+
+    def died(self, key: GroupKey, record: Record, reason: str, error: str) -> None:
+        if key.topic.startswith(SYSTEM_PREFIX):
+            return
+        self._counts.dead += 1
+        event = record.event
+        facts = {
+            "topic": key.topic,
+            "partition": key.partition,
+            "offset": record.offset,
+            "group": key.group,
+            "id": event.id,
+            "reason": reason,
+            "error": error[:1000],
+        }
+        self._tell(DEAD, reason, {**facts, "key": event.key, "payload": event.payload})
+        self.audit("dlq", **facts)
+
+    def _tell(self, topic: str, type_: str, payload: dict[str, Any]) -> None:
+        if len(self._waiting) >= _WAITING_MAX:
+            self._counts.lost += 1
+            return
+        self._waiting.append(
+            Event(topic=topic, type=type_, payload=payload, ts=self._bus.clock.now())
+        )
+        self._wake.set()
+
+    async def _measure(self, gauges: Callable[[], dict[str, float]]) -> None:
+        while True:
+            await asyncio.sleep(self._metrics_s)
+            counts = self._counts
+            self._tell(
+                METRICS,
+                "metrics",
+                {
+                    "counters": counts.totals(),
+                    "gauges": gauges(),
+                    "byTopic": {topic: dict(found) for topic, found in counts.by_topic.items()},
+                },
+            )
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(_PAUSE_S)  # what happens together is written together
+            self._wake.clear()
+            try:
+                await self._flush()
+            except TrunklineError as error:
+                logger.warning("system events were lost: %s", error)
+
+    async def _flush(self) -> None:
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+            topics: dict[str, list[Event]] = {}
+            for event in batch:
+                topics.setdefault(event.topic, []).append(event)
+            for topic, events in topics.items():
+                try:
+                    await self._bus.publish_many(topic, events)
+                except TrunklineError:
+                    self._counts.lost += len(events)
+                    raise

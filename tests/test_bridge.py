@@ -284,6 +284,10 @@ def test_what_a_bus_cannot_hold_stops_the_bridge_or_is_passed_over(tmp_path: Pat
     with pytest.raises(InvalidEvent) as caught:
         carry(source, sink)
     assert "1048" in str(caught.value)
+    for _ in range(2):
+        with pytest.raises(InvalidEvent):
+            carry(source, sink)
+        assert content(sink) == ["first"]
     assert carry(source, f"ndjson:{tmp_path / 'c'}").copied == 3
     with open_bridge(source, sink, skip_invalid=True) as bridge:
         assert bridge.run().invalid == 1

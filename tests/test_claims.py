@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from files.harness import ENV, TRUNKLINE, Run, memory_dir, runner
+from trunkline import sync
 from trunkline.claims import (
     Claim,
     Claims,
@@ -281,6 +283,14 @@ def test_bad_input_is_refused_before_anything_is_written(team: Team, tmp_path: P
     assert team["ann"].table(every=True) == []
 
 
+def test_claims_need_one_order(tmp_path: Path) -> None:
+    with sync.open(f"file:{tmp_path / 'bus'}") as bus:
+        bus.define("coord.claim", partitions=2)
+
+    with pytest.raises(InvalidOption):
+        open_claims(f"file:{tmp_path / 'bus'}", "ann")
+
+
 def test_nothing_is_made_for_someone_who_only_looks(tmp_path: Path) -> None:
     for kind in ("ndjson", "file"):
         with pytest.raises(NoBus):
@@ -342,7 +352,7 @@ ACTORS = ("ann", "bob", "cat")
 GLOBS = ("a/**", "a/x", "b/*", "**/x", "b/x")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     script=st.lists(
         st.tuples(
@@ -364,38 +374,35 @@ def test_whatever_they_do_no_path_has_two_holders(
 def play(script: list[tuple[str, str, str, int]], log: Path) -> None:
     clock = HandClock()
     team = {actor: open_claims(f"ndjson:{log}", actor, clock) for actor in ACTORS}
-    highest: dict[str, int] = {}
+    held: dict[int, Claim] = {}
     for actor, verb, path, number in script:
         claims = team[actor]
-        try:
+        with suppress(Conflict, Denied, NotFound):
             if verb == "claim":
                 got = claims.claim(path, ttl_s=number)
-                for other, token in highest.items():
-                    fresh = got.claimed_at == clock.now()
-                    assert not (fresh and overlap(other, path)) or token <= got.token
-                highest[path] = max(highest.get(path, 0), got.token)
+                assert claims.verify(got.token) == got
             elif verb == "renew":
-                claims.renew(number, ttl_s=number) if number else None
+                claims.renew(number, ttl_s=number)
             elif verb == "release":
                 claims.release(path)
             elif verb == "enter":
                 claims._enter(path, number, "edit")
             else:
                 clock.advance(number)
-        except (Conflict, Denied, NotFound):
-            pass
-        valid: list[Claim] = []
-        for token in range(1, 60):
-            for each in team.values():
-                try:
-                    valid.append(each.verify(token))
-                except (Denied, NotFound):
-                    continue
-        for one in valid:
-            for two in valid:
-                assert one.actor == two.actor or not overlap(one.path, two.path)
         tables = [each.table(every=True) for each in team.values()]
         assert tables[0] == tables[1] == tables[2]
+        ledger = claims._ledger
+        valid = [
+            claim for claim, state in tables[0] if state != "expired" and not ledger.blockers(claim)
+        ]
+        for one in valid:
+            rivals = [c for c in valid if c.actor != one.actor and overlap(c.path, one.path)]
+            assert rivals == []
+            # Whoever comes to hold a path has a higher token than all who held it before.
+            if one.token not in held:
+                before = [c for c in held.values() if c.actor != one.actor]
+                assert all(c.token < one.token for c in before if overlap(c.path, one.path))
+                held[one.token] = one
 
 
 def test_a_ledger_survives_any_event() -> None:

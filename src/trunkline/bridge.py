@@ -147,7 +147,13 @@ class Bridge:
         if self._source.rewound:
             self._sink.resume({})
             self._source.rewound = False
-        chosen = [item for item in items if self._wanted(item)]
+        chosen: list[Parcel] = []
+        try:
+            chosen.extend(item for item in items if self._wanted(item))
+        except InvalidEvent:
+            # What comes before it goes on its way. Without a note it is met again, and recognised.
+            self.counts.copied += self._sink.put(chosen)
+            raise
         written = self._sink.put(chosen)
         self.counts.copied += written
         self.counts.already += len(chosen) - written

@@ -49,7 +49,9 @@ class Auth(Frame, frozen=True, kw_only=True, tag="AUTH"):
 
 
 class Publish(Frame, frozen=True, kw_only=True, tag="PUBLISH"):
-    """Either the envelope's members, or ``event``, or ``events``: a batch, kept all or none."""
+    """Either the envelope's members, or ``event``, or ``events``: a batch, kept all or none.
+    ``again`` says that the same event was sent before, on a connection that was lost.
+    """
 
     topic: str = ""
     key: str | None = None
@@ -58,6 +60,7 @@ class Publish(Frame, frozen=True, kw_only=True, tag="PUBLISH"):
     payload_sha256: str | None = None
     event: Event | None = None
     events: list[Event] | None = None
+    again: bool = False
 
 
 class From(msgspec.Struct, frozen=True, omit_defaults=True):

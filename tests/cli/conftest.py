@@ -40,7 +40,7 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory: the bus is ``.bus`` in it."""
     for name in list(os.environ):
         if name.startswith("TRUNKLINE_") or name == "NO_COLOR":
@@ -50,7 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command in this process."""
 
     def call(*words: str | Path, stdin: str | bytes = "") -> Done:
@@ -68,7 +68,7 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 @pytest.fixture
-def program(place: Path) -> Run:
+def program(home: Path) -> Run:
     """Run a command as a process."""
 
     def call(*words: str | Path, stdin: str = "", env: dict[str, str] | None = None) -> Done:
@@ -77,7 +77,7 @@ def program(place: Path) -> Run:
             input=stdin,
             capture_output=True,
             text=True,
-            cwd=place,
+            cwd=home,
             env={**ENV, **(env or {})},
             timeout=40,
             check=False,
@@ -91,7 +91,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(place: Path) -> Any:
+def start(home: Path) -> Any:
     """Start a command; it is ended with the test."""
     begun: list[subprocess.Popen[str]] = []
 
@@ -102,7 +102,7 @@ def start(place: Path) -> Any:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=place,
+            cwd=home,
             env=ENV,
             **options,
         )

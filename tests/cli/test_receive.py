@@ -81,14 +81,14 @@ def test_without_ack_a_group_is_looked_at_and_left_alone(run: Run) -> None:
     assert run("dlq", "ls", "--json").rows == []
 
 
-def test_looking_on_leaves_no_trace(run: Run, place: Path) -> None:
+def test_looking_on_leaves_no_trace(run: Run, home: Path) -> None:
     run("pub", "t", stdin=lines(5))
 
     assert offsets(run("sub", "t", "--from", "-2", "--wait", "0.01").rows) == [4, 5]
     assert offsets(run("sub", "t", "--from", "2:4").rows) == [2, 3]
     assert offsets(run("sub", "t", "--from", "start", "--count", "3").rows) == [1, 2, 3]
     assert run("sub", "t", "--wait", "0.01").rows == []
-    assert list((place / ".bus" / "offsets").iterdir()) == []
+    assert list((home / ".bus" / "offsets").iterdir()) == []
 
 
 def test_what_a_group_cannot_do_is_refused(run: Run) -> None:
@@ -160,13 +160,13 @@ def test_a_member_that_is_stopped_has_acknowledged_what_it_wrote(
     )
 
 
-def test_a_reader_that_leaves_ends_it_and_loses_nothing(run: Run, place: Path) -> None:
+def test_a_reader_that_leaves_ends_it_and_loses_nothing(run: Run, home: Path) -> None:
     run("pub", "t", stdin=lines(20_000))
     command = " ".join([*PROGRAM, "sub", "t", "--group", "g", "--wait", "5"])
 
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command} | head -n 3"],
-        cwd=place,
+        cwd=home,
         env=ENV,
         capture_output=True,
         text=True,
@@ -180,13 +180,13 @@ def test_a_reader_that_leaves_ends_it_and_loses_nothing(run: Run, place: Path) -
     assert offsets(rest) == [floor + 1]
 
 
-def test_a_broken_pipe_is_no_error_for_other_commands(run: Run, place: Path) -> None:
+def test_a_broken_pipe_is_no_error_for_other_commands(run: Run, home: Path) -> None:
     run("pub", "t", stdin=lines(20_000))
     command = " ".join([*PROGRAM, "get", "t", "1:"])
 
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command} | head -n 1"],
-        cwd=place,
+        cwd=home,
         env=ENV,
         capture_output=True,
         text=True,
@@ -196,9 +196,7 @@ def test_a_broken_pipe_is_no_error_for_other_commands(run: Run, place: Path) -> 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_two_members_share_and_a_third_takes_over_from_one_that_was_killed(
-    run: Run, start: Start
-) -> None:
+def test_a_member_takes_over_from_one_that_was_killed(run: Run, start: Start) -> None:
     run("pub", "t", "1")
     first = start("sub", "t", "--group", "g")
     assert offsets(read_lines(first, 1)) == [1]
@@ -206,7 +204,7 @@ def test_two_members_share_and_a_third_takes_over_from_one_that_was_killed(
     run("pub", "t", stdin=lines(3))
     os.kill(first.pid, signal.SIGKILL)
 
-    rest = run("sub", "t", "--group", "g", "--count", "3", "--wait", "10")
+    rest = run("sub", "t", "--group", "g", "--wait", "1")
 
-    assert set(offsets(rest.rows)) | {1} >= {2, 3, 4}
+    assert {2, 3, 4} <= set(offsets(rest.rows)) <= {1, 2, 3, 4}
     assert rest.code == 0

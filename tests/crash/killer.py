@@ -1,8 +1,12 @@
 """kill -9 at every executed line of the storage code.
 
-Each run forks, counts the lines it executes in ``trunkline.log`` and ``trunkline.stores.file`` with a
+A run forks, counts the lines it executes in ``trunkline.log`` and ``trunkline.stores.file`` with a
 trace function, and kills itself with SIGKILL at the n-th. What it had promised by then came through
-a pipe. The parent checks the folder, and goes on with n + 1 until a run reaches its end.
+a pipe; the parent checks the folder that is left.
+
+Between two lines that leave the same bytes and the same promises there is nothing to tell apart. So
+``watch`` first looks at the folder before every line, and ``sweep`` then kills at the first and the
+last line of each stretch in which nothing changed; ``sweep(every=True)`` kills at every line.
 """
 
 from __future__ import annotations
@@ -16,32 +20,33 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, NamedTuple
 
 import trunkline.dead
 import trunkline.log.folder
 import trunkline.stores.file
-from trunkline.log import upkeep  # noqa: F401 -- loaded before the lines are counted
 
 from .promises import Promises, Say, broken
 from .scenes import SCENES, Scene
 
-_LOG = os.path.dirname(os.path.abspath(trunkline.log.__file__ or ""))
-_STORE = os.path.abspath(trunkline.stores.file.__file__ or "")
+_LOG = os.path.dirname(os.path.abspath(trunkline.log.folder.__file__))
+_STORE = os.path.abspath(trunkline.stores.file.__file__)
+Plant = Callable[[], None]
 
 
 class Sweep(NamedTuple):
-    points: int
+    lines: int
+    kills: int
     states: int
     problems: list[str]
 
 
-def _kill_at(count: int) -> None:
+def _trace(at_line: Callable[[int], None]) -> None:
+    """Call ``at_line`` with a running number before each line of the storage code."""
     lines = itertools.count(1)
     counted: dict[Any, bool] = {}
-    pid = os.getpid()
 
     def trace(frame: FrameType, what: str, _: Any) -> Any:
         code = frame.f_code
@@ -51,8 +56,8 @@ def _kill_at(count: int) -> None:
             ours = counted[code] = name.startswith(_LOG) or name == _STORE
         if not ours:
             return None
-        if what == "line" and next(lines) == count:
-            os.kill(pid, signal.SIGKILL)
+        if what == "line":
+            at_line(next(lines))
         return trace
 
     threading.settrace(trace)
@@ -64,84 +69,106 @@ def _steady_names() -> None:
     names = itertools.count(1)
     secrets.token_hex = lambda size=None: f"{next(names):0{2 * (size or 4)}x}"
     for module in (trunkline.log.folder, trunkline.dead):
-        module.new_id = lambda: f"id-{next(names)}"
+        module.new_id = lambda: f"id-{next(names)}"  # type: ignore[attr-defined]
 
 
-def _teller(fd: int) -> Say:
-    def say(*what: Any) -> None:
-        os.write(fd, json.dumps(what).encode() + b"\n")
-
-    return say
-
-
-def _run(scene: Scene, root: str, count: int, plant: Callable[[], None]) -> tuple[bytes, int]:
-    """One run that dies at line ``count``: what it promised, and how it ended."""
+def _run(
+    scene: Scene, root: str, at_line: Callable[[int, Say], None], plant: Plant
+) -> tuple[list[bytes], int]:
+    """Play a scene in a child: the lines it told, and how it ended."""
+    shutil.rmtree(root, ignore_errors=True)
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+
+        def say(*what: Any) -> None:
+            os.write(writing, json.dumps(what).encode() + b"\n")
+
+        status = 1
         try:
             os.close(reading)
             _steady_names()
-            say = _teller(writing)
             if scene.before is not None:
                 scene.before(root, say)
             plant()
-            _kill_at(count)
+            _trace(lambda number: at_line(number, say))
             scene.play(root, say)
-            sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
-            say("end")
-            os._exit(0)
+            status = 0
         except BaseException as error:  # noqa: BLE001 -- the parent reports it
             sys.settrace(None)
-            os.write(writing, json.dumps(["error", repr(error)]).encode() + b"\n")
-            os._exit(1)
+            say("error", repr(error))
+        finally:
+            os._exit(status)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         told = pipe.read()
-    return told, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return told.splitlines(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def image(root: str) -> bytes:
+def image(root: str) -> str:
     """A digest of every byte in a folder."""
-    digest = hashlib.blake2b()
-    for place, folders, files in sorted(os.walk(root)):
+    digest = hashlib.blake2b(digest_size=12)
+    for place, folders, files in os.walk(root):
         folders.sort()
         for name in sorted(files):
             path = os.path.join(place, name)
             digest.update(path.encode() + b"\0")
             with open(path, "rb") as file:
                 digest.update(file.read())
-    return digest.digest()
+    return digest.hexdigest()
+
+
+def watch(name: str, place: str, plant: Plant = lambda: None) -> tuple[int, list[int]]:
+    """How many lines a scene executes, and those at the edges of each stretch without change."""
+    root = os.path.join(place, "bus")
+
+    def look(number: int, say: Say) -> None:
+        say("at", number, image(root))
+
+    told, ended = _run(SCENES[name], root, look, plant)
+    assert ended == 0, told[-1]
+    edges: set[int] = set()
+    number, last = 1, ""
+    for line in told:
+        kind, *rest = json.loads(line)
+        if kind != "at":
+            last = ""  # a new promise
+            edges.add(number)
+        else:
+            if rest[1] != last:
+                edges |= {number, rest[0]}
+            number, last = rest
+    return number, sorted(edges | {number})
 
 
 def sweep(
-    name: str,
-    place: str,
-    plant: Callable[[], None] = lambda: None,
-    first: int = 1,
-    step: int = 1,
-    enough: int = 5,
+    name: str, place: str, plant: Plant = lambda: None, *, every: bool = False, enough: int = 5
 ) -> Sweep:
-    """Kill at every ``step``-th line of a scene; stop early after ``enough`` broken promises."""
-    scene = SCENES[name]
-    seen: set[bytes] = set()
+    """Kill a scene at its lines; stop early after ``enough`` broken promises."""
+    root = os.path.join(place, "bus")
+    lines, edges = watch(name, place, plant)
+    points: Iterable[int] = range(1, lines + 1) if every else edges
+    seen: set[tuple[str, ...]] = set()
     problems: list[str] = []
-    for count in itertools.count(first, step):
-        root = os.path.join(place, "bus")
-        shutil.rmtree(root, ignore_errors=True)
-        told, ended = _run(scene, root, count, plant)
-        if ended == 1:
-            return Sweep(count, len(seen), [f"line {count}: the scene itself failed: {told!r}"])
-        state = image(root) + told
+    kills = 0
+    for point in points:
+
+        def die(number: int, _: Say, wanted: int = point) -> None:
+            if number == wanted:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        told, ended = _run(SCENES[name], root, die, plant)
+        assert ended in (0, -signal.SIGKILL), told[-1]
+        kills += ended < 0
+        state = (image(root), *map(bytes.decode, told))
         if state not in seen:
             seen.add(state)
-            found = broken(root, Promises(told.splitlines()))
-            problems += [f"line {count}: {one}" for one in found]
-        if ended == 0 or len(problems) >= enough:
-            return Sweep(count, len(seen), problems)
-    raise AssertionError
+            found = broken(root, Promises(told))
+            problems += [f"killed at line {point}: {one}" for one in found]
+        if len(problems) >= enough:
+            break
+    return Sweep(lines, kills, len(seen), problems)
 
 
 if __name__ == "__main__":
-    print(json.dumps(sweep(sys.argv[1], sys.argv[2], step=int(sys.argv[3]) if sys.argv[3:] else 1)))
+    print(json.dumps(sweep(sys.argv[1], sys.argv[2], every="every" in sys.argv)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -33,13 +34,14 @@ SAYS = {
 }
 
 
-def run(name: str, *args: str, cwd: Path) -> str:
+def run(name: str, *args: str, cwd: Path, path: Path | None = None) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *args],
         cwd=cwd,
         capture_output=True,
         text=True,
         timeout=50,
+        env={**os.environ, "PYTHONPATH": str(path or "")},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -94,3 +96,9 @@ def test_the_tour_can_be_taken_twice_on_one_folder(tmp_path: Path) -> None:
 def test_the_tour_leaves_nothing_behind_unless_asked(tmp_path: Path) -> None:
     assert "The tour took" in run("tour", cwd=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tour_needs_no_rich(tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text("raise ImportError")
+    said = run("tour", cwd=tmp_path, path=tmp_path)
+    assert "letter  group      offset  attempts  reason    error" in said

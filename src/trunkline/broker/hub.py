@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -23,15 +23,26 @@ from trunkline.options import GroupOptions
 from trunkline.schemas import Registry
 from trunkline.system import Counts, System
 
-if TYPE_CHECKING:
-    from trunkline.broker.session import Session
-
 logger = logging.getLogger(__name__)
 
 PRINCIPAL = "auth_principal"  # the header that says who published; what a client puts there is lost
-RESERVED = frozenset(
-    {rights.TOPIC, configs.TOPIC, schemas.TOPIC}
-)  # written by their own commands alone
+RESERVED = frozenset({rights.TOPIC, configs.TOPIC, schemas.TOPIC})  # each has its own commands
+
+
+class Connection(Protocol):
+    """A session, as the hub sees it."""
+
+    @property
+    def subscriptions(self) -> int: ...
+
+    @property
+    def inflight(self) -> int: ...
+
+    def review(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class Hub:
@@ -46,7 +57,7 @@ class Hub:
         )
         self.registry = Registry(bus)
         self.configs = Configs(bus)
-        self.sessions: set[Session] = set()
+        self.sessions: set[Connection] = set()
         self.is_open = False
         self.since = self.clock.now()
         self._buckets: dict[str, Bucket] = {}

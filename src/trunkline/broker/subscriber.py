@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
+from trunkline.broker.hub import Hub
 from trunkline.bus import Delivery, Outcome, Start
 from trunkline.buses.local import LocalSubscription
 from trunkline.clock import Handle
@@ -26,10 +27,27 @@ from trunkline.frames import (
 from trunkline.options import GroupOptions, make
 from trunkline.where import compile_where
 
-if TYPE_CHECKING:
-    from trunkline.broker.session import Session
-
 _FRAMES_A_TURN = 64
+
+
+class Owner(Protocol):
+    """The session, as one of its subscribers sees it."""
+
+    hub: Hub
+    batch: bool
+    credits: int | None
+    held: dict[tuple[str, int, str], dict[int, Held]]
+    writable: asyncio.Event
+
+    def put(self, data: bytes) -> None: ...
+
+    def finish(
+        self, one: Held, outcome: Outcome, delay_s: float | None = None, reason: str = ""
+    ) -> bool: ...
+
+    def ended(self, subscriber: Subscriber, error: TrunklineError) -> None: ...
+
+    def evict(self, why: str) -> None: ...
 
 
 class Held(msgspec.Struct, eq=False, gc=False):
@@ -41,7 +59,7 @@ class Held(msgspec.Struct, eq=False, gc=False):
 
 
 class Subscriber:
-    def __init__(self, session: Session, frame: Subscribe) -> None:
+    def __init__(self, session: Owner, frame: Subscribe) -> None:
         self.frame = frame
         self.upto = frame.ack == "upto"
         self._session = session

@@ -60,6 +60,7 @@ class LocalBus:
         self._handlers: list[tuple[dict[str, Any], Handler, int]] = []
         self._workers: list[asyncio.Task[None]] = []
         self._starting: set[asyncio.Event] = set()
+        self._checked: set[str] = set()
         self._fired: set[asyncio.Task[Receipt]] = set()
         self._misfires: list[asyncio.Task[Receipt]] = []
         self._started = False
@@ -81,7 +82,9 @@ class LocalBus:
             event = self._event(topic, payload, fields)
             check_event(event, self._limits)
         else:
-            event = Event(topic=check_topic(topic), payload=payload, ts=self.clock.now())
+            if topic not in self._checked:
+                self._checked.add(check_topic(topic))
+            event = Event(topic=topic, payload=payload, ts=self.clock.now())
         if self._plain and not self._closed:
             return (await self.store.append(event.topic, (event,)))[0]
         return (await self._send([event]))[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import heapq
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -154,20 +155,19 @@ def _follow(
     """
     since = time.monotonic()
     while True:
-        came = False
         topics: dict[str, int] = {}
         with contextlib.suppress(NotFound):
             topics = pick_topics(folder, args.topic)
-        for topic, count in topics.items():
-            for partition in range(count):
-                if args.partition not in (None, partition):
-                    continue
-                place = (topic, partition)
-                found = folder.reader(*place).read(reached.get(place, 1), _READ, strict=False)
-                for record in found:
-                    reached[place] = record.offset + 1
-                    yield record
-                came = came or bool(found)
+        places = [(topic, n) for topic, count in topics.items() for n in range(count)]
+        batches = [
+            folder.reader(*place).read(reached.get(place, 1), _READ, strict=False)
+            for place in places
+            if args.partition in (None, place[1])
+        ]
+        came = any(batches)
+        for record in heapq.merge(*batches, key=lambda record: record.event.ts):
+            reached[record.topic, record.partition] = record.offset + 1
+            yield record
         if came:
             since = time.monotonic()
         elif idle_s is not None and time.monotonic() - since >= idle_s:

@@ -18,7 +18,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePath
@@ -197,9 +197,18 @@ class Consumer:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             atomic.lock(fd, timeout_s, path)
+            self._sweep()
             yield
         finally:
             os.close(fd)
+
+    def _sweep(self) -> None:
+        """Remove what a killed commit of this consumer left; its lock says that none is running."""
+        start = f"{self.name}.json."
+        for name in os.listdir(self._offsets_dir):
+            if name.removeprefix(".").startswith((start, f"{self.name}.cursor.")):
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self._offsets_dir, name))
 
     def make_files(self) -> None:
         os.makedirs(os.path.dirname(os.path.abspath(self.events_file)), exist_ok=True)

@@ -369,7 +369,7 @@ class Spool:
             temp = b"%b%d-%d.event" % (TEMP, us, os.getpid())
             path = os.path.join(self.path, temp)
             try:
-                fd = os.open(path, flags, 0o644)
+                fd = os.open(path, flags, 0o666)
                 break
             except FileExistsError:  # another container with our process id
                 continue

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from trunkline.clock import Clock
 from trunkline.errors import Closed, LockTimeout, StorageFull, TrunklineError
@@ -37,9 +37,9 @@ _BATCH_RECORDS = 10_000
 _SLOW_S = 1.0
 
 
-# What one publisher wants written, and how it gets to know the first offset; the whole ``Placed``
-# where some of it had been published before.
-_Waiting = tuple[list[bytes], Sequence[Event], "asyncio.Future[int | Placed]"]
+# What one publisher wants written, one event or several, and how it gets to know the first offset;
+# the whole ``Placed`` where some of it had been published before.
+_Waiting = tuple[bytes | list[bytes], Event | Sequence[Event], "asyncio.Future[int | Placed]"]
 
 
 class _Lane:
@@ -87,13 +87,20 @@ class FileStore:
     async def append(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
         limits = self._dead_limits if topic.endswith(DEAD_SUFFIX) else self._limits
         options = self.folder.topic(topic)
-        bodies = [encode_event(event, limits) for event in events]
         if options.partitions != 1:
+            bodies = [encode_event(event, limits) for event in events]
             return await self._scatter(topic, bodies, events, options)
         lane = self._lanes.get((topic, 0)) or self._lane(topic, 0)
         if len(lane.waiting) >= self._inflight:
             await self._room(lane)
-        placed = await self._enqueue(lane, bodies, events)
+        if len(events) == 1:
+            event = events[0]
+            placed = await self._enqueue(lane, encode_event(event, limits), event)
+            if type(placed) is int:
+                return [Receipt(topic, 0, placed, event.id, False, options.durability)]
+        else:
+            bodies = [encode_event(event, limits) for event in events]
+            placed = await self._enqueue(lane, bodies, events)
         return _receipts(topic, 0, events, placed, options.durability)
 
     async def _scatter(
@@ -130,7 +137,7 @@ class FileStore:
             await lane.room.wait()
 
     def _enqueue(
-        self, lane: _Lane, bodies: list[bytes], events: Sequence[Event]
+        self, lane: _Lane, bodies: bytes | list[bytes], events: Event | Sequence[Event]
     ) -> asyncio.Future[int | Placed]:
         loop = self._loop or self._start()
         future: asyncio.Future[int | Placed] = loop.create_future()
@@ -200,11 +207,15 @@ class FileStore:
         return more
 
     def _commit(self, lane: _Lane, batch: list[_Waiting], timeout_s: float | None) -> Placed:
-        if len(batch) == 1:
-            bodies, events, _ = batch[0]
-        else:
-            bodies = [body for item in batch for body in item[0]]
-            events = [event for item in batch for event in item[1]]
+        bodies: list[bytes] = []
+        events: list[Event] = []
+        for body, event, _ in batch:
+            if isinstance(body, bytes):
+                bodies.append(body)
+                events.append(cast(Event, event))
+            else:
+                bodies += body
+                events += cast(Sequence[Event], event)
         return self.folder.append(lane.topic, lane.partition, bodies, events, timeout_s)
 
     def _committed(
@@ -231,7 +242,7 @@ class FileStore:
             for bodies, _, future in batch:
                 if not future.done():
                     future.set_result(first)
-                first += len(bodies)
+                first += 1 if isinstance(bodies, bytes) else len(bodies)
         lane.room.set()
         if not more:
             if lane.waiting:
@@ -248,7 +259,7 @@ class FileStore:
         """Give each publisher its share of a batch that held repeated events."""
         first, start = outcome.first, 0
         for bodies, _, future in batch:
-            count = len(bodies)
+            count = 1 if isinstance(bodies, bytes) else len(bodies)
             mine = {
                 index - start: offset
                 for index, offset in outcome.duplicates.items()
@@ -372,7 +383,7 @@ def _drained(lane: _Lane) -> list[_Waiting]:
     while lane.waiting and records < _BATCH_RECORDS:
         item = lane.waiting.popleft()
         batch.append(item)
-        records += len(item[0])
+        records += 1 if isinstance(item[0], bytes) else len(item[0])
     return batch
 
 

@@ -75,7 +75,7 @@ class BusFixtures:
         waiting = asyncio.ensure_future(anext(stream))
         end = clock.monotonic() + within_s
         while not waiting.done() and clock.monotonic() < end:
-            await asyncio.wait([waiting], timeout=0.01)
+            await asyncio.wait([waiting], timeout=0.002)
             if not waiting.done():
                 await clock.run(self.unit_s / 20)
         await asyncio.wait([waiting], timeout=1)

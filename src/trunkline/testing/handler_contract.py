@@ -225,14 +225,14 @@ class HandlerContract(BusFixtures):
     async def test_middleware_surrounds_publishing_and_handling(self, bus: Any) -> None:
         seen: list[str] = []
         bus.use(Recorder("outer", seen), Recorder("inner", seen))
+        await bus.publish_many("orders", [1, 2])
+        assert seen == ["outer sends 2", "inner sends 2", "inner sent 1", "outer sent 1"]
+        seen.clear()
 
         @bus.on("orders", group="billing")
         async def bill(event: Event) -> str:
             return "done"
 
-        await bus.publish_many("orders", [1, 2])
-        assert seen == ["outer sends 2", "inner sends 2", "inner sent 1", "outer sent 1"]
-        seen.clear()
         await bus.drain(30)
         one = ["outer begins", "inner begins", "inner ends with done", "outer ends with done"]
         assert seen == one * 2

@@ -1,0 +1,162 @@
+"""What a client may call besides publishing and subscribing: what ``LocalBus`` offers, asked for by
+name. Each checks the caller's rights itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from trunkline.broker.session import Op, Session
+from trunkline.dead import Letter
+from trunkline.errors import InvalidOption
+from trunkline.options import TopicOptions, make
+from trunkline.topics import check_topic, dead_topic, matches
+from trunkline.where import compile_where
+
+_READ_MAX = 1000
+
+
+class _Read(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    start: int = 1
+    limit: int = _READ_MAX
+    partition: int = 0
+
+
+class _Define(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    options: dict[str, Any] = {}
+
+
+class _Lag(msgspec.Struct, forbid_unknown_fields=True):
+    groups: list[tuple[str, str]]
+
+
+class _Letters(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    group: str | None = None
+    closed: bool = False
+    offsets: list[int] | None = None
+    where: str | None = None
+    rate: float | None = None
+    dry_run: bool = False
+    max_redrives: int = 3
+
+
+async def _topics(session: Session, _args: dict[str, Any]) -> Any:
+    found = await session.hub.bus.topics()
+    return {
+        name: options
+        for name, options in found.items()
+        if session.hub.allows(session.who, "read", name)
+    }
+
+
+async def _define(session: Session, args: dict[str, Any]) -> Any:
+    asked = _args(args, _Define)
+    session.require("admin", check_topic(asked.topic))
+    make(TopicOptions, asked.options)
+    await session.hub.bus.define(asked.topic, **asked.options)
+
+
+async def _read(session: Session, args: dict[str, Any]) -> Any:
+    asked = _args(args, _Read)
+    session.require("read", check_topic(asked.topic))
+    limit = max(1, min(asked.limit, _READ_MAX))
+    return await session.hub.bus.read(
+        asked.topic, asked.start, limit, partition=_partition(asked.partition)
+    )
+
+
+async def _bounds(session: Session, args: dict[str, Any]) -> Any:
+    asked = _args(args, _Read)
+    session.require("read", check_topic(asked.topic))
+    return await session.hub.bus.store.bounds(asked.topic, _partition(asked.partition))
+
+
+def _partition(number: int) -> int:
+    if not 0 <= number < 1024:
+        raise InvalidOption("a partition is a number from 0 on", name="partition", value=number)
+    return number
+
+
+async def _letters(session: Session, args: dict[str, Any]) -> list[Letter]:
+    asked = _args(args, _Letters)
+    session.require("read", dead_topic(check_topic(asked.topic)))
+    desk = session.hub.bus.dead_letters(asked.topic)
+    return [
+        letter
+        async for letter in desk.letters(group=asked.group, closed=asked.closed)
+        if asked.offsets is None or letter.offset in asked.offsets
+    ]
+
+
+async def _redrive(session: Session, args: dict[str, Any]) -> Any:
+    asked = _args(args, _Letters)
+    session.require("admin", check_topic(asked.topic))
+    match = compile_where(asked.where) if asked.where is not None else None
+    desk = session.hub.bus.dead_letters(asked.topic)
+    return [
+        done
+        async for done in desk.redrive(
+            group=asked.group,
+            offsets=None if asked.offsets is None else set(asked.offsets),
+            match=match,
+            rate=asked.rate,
+            dry_run=asked.dry_run,
+            max_redrives=asked.max_redrives,
+        )
+    ]
+
+
+async def _drop(session: Session, args: dict[str, Any]) -> Any:
+    asked = _args(args, _Letters)
+    session.require("admin", check_topic(asked.topic))
+    match = compile_where(asked.where) if asked.where is not None else None
+    desk = session.hub.bus.dead_letters(asked.topic)
+    offsets = None if asked.offsets is None else set(asked.offsets)
+    return [
+        letter
+        async for letter in desk.drop(
+            group=asked.group, offsets=offsets, match=match, dry_run=asked.dry_run
+        )
+    ]
+
+
+async def _lag(session: Session, args: dict[str, Any]) -> int:
+    asked = _args(args, _Lag)
+    bus = session.hub.bus
+    for topic, group in asked.groups:
+        session.require("subscribe", topic, group)
+    total = 0
+    for key in await bus.store.groups():
+        if any(key.group == group and matches(topic, key.topic) for topic, group in asked.groups):
+            _, end = await bus.store.bounds(key.topic, key.partition)
+            total += await bus.store.update(key, lambda g, end=end: g.lag(end))  # type: ignore[misc]
+    return total
+
+
+async def _health(session: Session, _args: dict[str, Any]) -> Any:
+    return await session.hub.bus.health()
+
+
+OPS: dict[str, Op] = {
+    "topics": _topics,
+    "define": _define,
+    "read": _read,
+    "bounds": _bounds,
+    "lag": _lag,
+    "letters": _letters,
+    "redrive": _redrive,
+    "drop": _drop,
+    "health": _health,
+}
+
+
+def _args(args: dict[str, Any], kind: Any) -> Any:
+    try:
+        return msgspec.convert(args, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidOption(f"wrong arguments: {error}") from error

@@ -1,0 +1,210 @@
+"""The broker: one bus, one port, until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+
+from trunkline.broker.calls import OPS
+from trunkline.broker.hub import Hub
+from trunkline.broker.options import BrokerOptions
+from trunkline.broker.wire import Gate, protocol_for
+from trunkline.buses import connect
+from trunkline.buses.local import LocalBus
+from trunkline.errors import InvalidOption
+from trunkline.pump import Hooks
+
+logger = logging.getLogger(__name__)
+
+_KEEP_ALIVE_S = 5
+_BACKLOG = 2048
+
+
+class Broker:
+    """Enter it to serve. The bus is opened by the broker unless it is given one."""
+
+    def __init__(
+        self, options: BrokerOptions | None = None, *, bus: LocalBus | None = None
+    ) -> None:
+        self.options = options or BrokerOptions()
+        self._given = bus
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._socket: socket.socket | None = None
+        self.hub: Hub
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, also where any free one was asked for."""
+        assert self._socket is not None
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    @property
+    def url(self) -> str:
+        scheme = "wss" if self.options.tls_cert else "ws"
+        host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
+        return f"{scheme}://{host}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        options = self.options
+        self.hub = hub = Hub(self._given or self._open(), options)
+        if self._given is None:
+            self._dead = hub.system.died
+        try:
+            await hub.start()
+            check_exposed(options, hub.rights.is_on)
+            self._socket = _bound(options)
+            self._server = self._serving(hub)
+            self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
+            ready = asyncio.ensure_future(self._server.ready.wait())
+            await asyncio.wait([ready, self._task], return_when="FIRST_COMPLETED")
+            ready.cancel()
+            if self._task.done():
+                self._task.result()
+        except BaseException:
+            await self._end()
+            raise
+        logger.info("serving %s at %s", options.url, self.url)
+        return self
+
+    def _open(self) -> LocalBus:
+        def dead(*facts: Any) -> None:
+            self._dead(*facts)
+
+        return connect(self.options.url, hooks=Hooks(dead=dead))
+
+    _dead: Callable[..., None] = staticmethod(lambda *_: None)
+
+    def _serving(self, hub: Hub) -> _Server:
+        from trunkline.broker.http import application
+
+        options = self.options
+        gate = Gate(hub)
+        config = uvicorn.Config(
+            application(hub, gate),
+            http="httptools",
+            ws=protocol_for(hub, gate, OPS),
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=max(1, round(options.drain_s)),
+            backlog=_BACKLOG,
+        )
+        config.load()
+        if options.tls_cert:
+            config.ssl = tls_context(options)
+        return _Server(config)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._end()
+
+    async def _end(self) -> None:
+        hub = self.hub
+        if self._server is not None:
+            self._server.should_exit = True
+        await hub.close()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+        if self._given is None:
+            await hub.bus.close()
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        """Signals are the caller's business."""
+        yield
+
+
+def tls_context(options: BrokerOptions) -> ssl.SSLContext:
+    assert options.tls_cert is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(options.tls_cert, options.tls_key)
+    if options.tls_client_ca is not None:
+        context.load_verify_locations(options.tls_client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def check_exposed(options: BrokerOptions, is_guarded: bool) -> None:
+    """Refuse to let everybody on a network in."""
+    if is_guarded or options.tls_client_ca is not None or _is_loopback(options.host):
+        return
+    raise InvalidOption(
+        f"{options.host} can be reached from other machines, and nothing guards this broker",
+        name="host",
+        hint="make a token with 'trunkline token create', or bind to 127.0.0.1",
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bound(options: BrokerOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((options.host, options.port))
+    except OSError:
+        made.close()
+        raise
+    made.setblocking(False)
+    return made
+
+
+async def serve(options: BrokerOptions, ready: Callable[[Broker], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; then take no more, finish what was begun, and return."""
+    async with _signals() as ended, Broker(options) as broker:
+        if ready is not None:
+            ready(broker)
+        await ended.wait()
+
+
+@contextlib.asynccontextmanager
+async def _signals() -> AsyncIterator[asyncio.Event]:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    try:
+        yield ended
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,231 @@
+"""WebSocket connections: the handshake and its checks, then a session fed by picows.
+
+uvicorn parses every request; one that asks for an upgrade is handed over here with its transport,
+so that both doors share a port and neither is in the other's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+from urllib.parse import urlsplit
+
+from multidict import CIMultiDict
+from picows import (
+    WSAutoPingStrategy,
+    WSCloseCode,
+    WSFrame,
+    WSListener,
+    WSMsgType,
+    WSTransport,
+    WSUpgradeRequest,
+    WSUpgradeResponse,
+    WSUpgradeResponseWithListener,
+)
+from picows.picows import WSProtocol  # type: ignore[attr-defined]
+
+from trunkline.access import Principal
+from trunkline.broker.hub import Hub
+from trunkline.broker.session import Op, Session
+from trunkline.frames import SUBPROTOCOL, SUBPROTOCOLS
+
+logger = logging.getLogger(__name__)
+
+PATHS = ("/", "/ws")
+_HIGH_WATER_BYTES = 64 * 1024
+_READ_BYTES = 4096
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Gate:
+    """What every request must pass, whichever door it takes."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        options = hub.options
+        self._hosts = _LOOPBACK | {options.host.lower(), *(h.lower() for h in options.hosts)}
+        # A page of another site can make a browser ask for any name that leads here; on an address
+        # that others reach by names we do not know, tokens are what protects.
+        self._check_hosts = bool(options.hosts) or options.host in _LOOPBACK
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in options.origins)
+
+    def refuses(self, headers: CIMultiDict[str]) -> tuple[int, str] | None:
+        """Status and reason, if this request must not go on."""
+        host = headers.get("Host", "")
+        if self._check_hosts and _name_of(host) not in self._hosts:
+            return 421, "this broker is not addressed by that name"
+        origin = headers.get("Origin")
+        if origin is not None and not self._is_ours(origin, host):
+            return 403, "this origin may not connect"
+        return None
+
+    def _is_ours(self, origin: str, host: str) -> bool:
+        origin = origin.rstrip("/").lower()
+        return origin in self._origins or urlsplit(origin).netloc == host.lower() != ""
+
+    def principal(self, headers: CIMultiDict[str]) -> tuple[Principal | None, bool]:
+        """Who asks, and whether a token was shown that is not valid."""
+        shown = headers.get("Authorization")
+        if shown is None:
+            return self.hub.rights.known(None), False
+        kind, _, token = shown.partition(" ")
+        who = self.hub.rights.known(token.strip()) if kind.lower() == "bearer" else None
+        return who, who is None
+
+
+def _name_of(host: str) -> str:
+    name = host.lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0]
+
+
+class Listener(WSListener):
+    """One connection, from the handshake to its end."""
+
+    def __init__(self, hub: Hub, who: Principal | None, batch: bool, ops: dict[str, Op]) -> None:
+        self._hub = hub
+        self._who = who
+        self._batch = batch
+        self._ops = ops
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._transport: WSTransport
+        self._raw: asyncio.Transport
+        self.session: Session | None = None
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._transport = transport
+        self._raw = transport.underlying_transport
+        self._raw.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        self.session = Session(self._hub, self, self._who, batch=self._batch, ops=self._ops)
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        kind = frame.msg_type
+        session = self.session
+        if session is None:
+            return
+        if kind == WSMsgType.TEXT and frame.fin and not self._parts:
+            session.receive(frame.get_payload_as_bytes())
+        elif kind in (WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.CONTINUATION):
+            self._part(frame)
+        elif kind == WSMsgType.CLOSE:
+            transport.send_close(frame.get_close_code())
+            transport.disconnect()
+
+    def _part(self, frame: WSFrame) -> None:
+        """A message in pieces, or one marked as binary: the text counts, not the mark."""
+        self._parts.append(frame.get_payload_as_bytes())
+        self._size += frame.payload_size
+        if self._size > self._hub.options.frame_bytes:
+            self._transport.send_close(WSCloseCode.MESSAGE_TOO_BIG)
+            self._transport.disconnect()
+        elif frame.fin:
+            whole = b"".join(self._parts)
+            self._parts.clear()
+            self._size = 0
+            if self.session is not None:
+                self.session.receive(whole)
+
+    def on_ws_disconnected(self, _transport: WSTransport) -> None:
+        if self.session is not None:
+            self._hub.spawn(self.session.close())
+
+    def pause_writing(self) -> None:
+        if self.session is not None:
+            self.session.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self.session is not None:
+            self.session.resume_writing()
+
+    # -- as a session sees it --------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        self._transport.send(WSMsgType.TEXT, data)
+
+    def pending(self) -> int:
+        return self._raw.get_write_buffer_size()
+
+    def pause(self) -> None:
+        if not self._raw.is_closing():
+            self._raw.pause_reading()
+
+    def resume(self) -> None:
+        if not self._raw.is_closing():
+            self._raw.resume_reading()
+
+    def close(self, code: int, reason: str) -> None:
+        transport = self._transport
+        if self._raw.get_write_buffer_size():  # it does not read: there is nobody to say goodbye to
+            self._raw.abort()
+            return
+        if not transport.is_close_frame_sent:
+            transport.send_close(code, reason.encode()[:120])  # type: ignore[arg-type]
+        transport.disconnect()
+
+
+def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
+    """The class that uvicorn hands upgrades to."""
+    options = hub.options
+    log = logging.getLogger("trunkline.broker.picows")
+
+    def answer(request: WSUpgradeRequest) -> Any:
+        refused = gate.refuses(request.headers)
+        if refused is not None:
+            return _refusal(*refused)
+        if request.path.decode("latin-1").partition("?")[0] not in PATHS:
+            return _refusal(404, "connect to /")
+        if len(hub.sessions) >= options.connections or not hub.is_open:
+            return _refusal(503, "no room for another connection")
+        who, is_wrong = gate.principal(request.headers)
+        if is_wrong:
+            hub.denied(Principal(""), "connect", "")
+            return _refusal(401, "not authenticated")
+        asked = request.headers.get("Sec-WebSocket-Protocol", "")
+        wanted = [name.strip() for name in asked.split(",")]
+        chosen = next((name for name in SUBPROTOCOLS if name in wanted), None)
+        extra = {"Sec-WebSocket-Protocol": chosen} if chosen else None
+        listener = Listener(hub, who, chosen == SUBPROTOCOL, ops)
+        return WSUpgradeResponseWithListener(
+            WSUpgradeResponse.create_101_response(extra_headers=extra), listener
+        )
+
+    class Protocol(WSProtocol):  # type: ignore[misc]
+        def __init__(self, **_: Any) -> None:
+            super().__init__(
+                None,
+                None,
+                False,
+                answer,
+                log,
+                True,
+                options.auth_timeout_s,
+                True,
+                options.ping_s,
+                min(options.ping_s, 20.0),
+                WSAutoPingStrategy.PING_WHEN_IDLE,
+                True,
+                options.frame_bytes,
+                None,
+                _READ_BYTES,
+            )
+
+        def data_received(self, data: bytes) -> None:
+            """The request that uvicorn has read already."""
+            while data:
+                room = memoryview(self.get_buffer(len(data)))
+                count = min(len(room), len(data))
+                room[:count] = data[:count]
+                data = data[count:]
+                self.buffer_updated(count)
+
+    return Protocol
+
+
+def _refusal(status: int, reason: str) -> Any:
+    body = f"{reason}\n".encode()
+    return WSUpgradeResponseWithListener(
+        WSUpgradeResponse.create_error_response(status, body), None
+    )

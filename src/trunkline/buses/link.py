@@ -1,0 +1,374 @@
+"""A client's connection to a broker: it comes back by itself, and what was asked is answered.
+
+Every question carries a mark and waits for the answer with the same mark. When the connection is
+lost, a question that may be repeated is sent again on the next one; any other fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from picows import (
+    WSError,
+    WSFrame,
+    WSHandshakeError,
+    WSListener,
+    WSMsgType,
+    WSTransport,
+    ws_connect,
+)
+
+from trunkline.errors import (
+    Closed,
+    ConnectionLost,
+    Denied,
+    InvalidOption,
+    ProtocolError,
+    TrunklineError,
+)
+from trunkline.frames import (
+    SUBPROTOCOL,
+    Ack,
+    Bad,
+    Call,
+    Failure,
+    Frame,
+    Message,
+    Ping,
+    Pong,
+    Told,
+    dump,
+    error_of,
+    join,
+    read_told,
+)
+from trunkline.options import Interval, Options, Positive, Seconds
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 128 * 1024
+_WHOLE = (WSMsgType.TEXT, WSMsgType.BINARY)
+
+
+class ClientOptions(Options, frozen=True):
+    """What belongs to one client."""
+
+    buffer: Positive = 10_000  # publishes that wait for their answer
+    patience_s: Seconds = 30.0  # how long they wait for a broker that is away
+    connect_timeout_s: Interval = 5.0
+    backoff_base_s: Interval = 0.5
+    backoff_max_s: Interval = 10.0
+    ping_s: Interval = 10.0
+    frame_bytes: Positive = 64 * 1024 * 1024
+
+
+class User(Protocol):
+    """The bus, as its link sees it."""
+
+    def came(self, message: Message) -> None: ...
+
+    def failed(self, failure: Failure) -> None: ...
+
+    def up(self) -> None: ...
+
+    def down(self) -> None: ...
+
+
+class _Ask:
+    """A question, how to ask it again, and how to ask it at all: it is encoded only once."""
+
+    __slots__ = ("again", "answer")
+
+    def __init__(self, answer: asyncio.Future[Any], again: Callable[[], bytes] | None) -> None:
+        self.answer = answer
+        self.again = again
+
+
+class Link:
+    def __init__(
+        self,
+        url: str,
+        user: User,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        options: ClientOptions | None = None,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.url = check_url(url)
+        self.options = options or ClientOptions()
+        self._user = user
+        self._token = token
+        self._tls = tls
+        self._draw = draw
+        self._asks: dict[int, _Ask] = {}
+        self._corr = 0
+        self._out: list[bytes] = []
+        self._acks: dict[tuple[str, int, str], list[int]] = {}
+        self._transport: Any = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
+        self._refused: TrunklineError | None = None
+        self._closed = False
+        self._scheduled = False
+        self.connected = asyncio.Event()
+        self.room = asyncio.Event()
+        self.room.set()
+
+    @property
+    def is_up(self) -> bool:
+        return self._transport is not None
+
+    def start(self) -> None:
+        if self._closed:
+            raise Closed("the bus is closed")
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="link")
+
+    async def close(self) -> None:
+        self._closed = True
+        self.flush()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.send_close()
+            transport.disconnect()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        self._give_up(Closed("the bus is closed"))
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def next_corr(self) -> int:
+        self._corr += 1
+        return self._corr
+
+    def ask(
+        self, corr: int, data: bytes, again: Callable[[], bytes] | None = None
+    ) -> asyncio.Future[Any]:
+        """Send a frame and give its answer. With ``again`` it survives a lost connection, and is
+        sent when there is one.
+        """
+        if self._refused is not None:
+            raise self._refused
+        self.start()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._transport is None and again is None:
+            raise ConnectionLost(f"there is no connection to {self.url}")
+        self._asks[corr] = _Ask(answer, again)
+        if self._transport is not None:
+            self.send(data)
+        if len(self._asks) >= self.options.buffer:
+            self.room.clear()
+        return answer
+
+    async def call(self, op: str, **args: Any) -> Any:
+        """Ask for something that is not publishing; waits for a connection."""
+        corr = self.next_corr()
+        data = dump(Call(corr=corr, op=op, args=args))
+        return (await self.ask(corr, data, lambda: data)).result
+
+    def send(self, data: bytes) -> None:
+        self._out.append(data)
+        self._schedule()
+
+    def tell(self, frame: Frame) -> None:
+        if self._transport is not None:
+            self.send(dump(frame))
+
+    def ack(self, place: tuple[str, int, str], offset: int) -> None:
+        self._acks.setdefault(place, []).append(offset)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def flush(self) -> None:
+        """What one turn of the loop says goes out together."""
+        self._scheduled = False
+        if self._acks:
+            acks, self._acks = self._acks, {}
+            self._out += [_ack_frame(place, offsets) for place, offsets in acks.items()]
+        out, self._out = self._out, []
+        transport = self._transport
+        if transport is None or not out:
+            return
+        start = size = 0
+        for index, data in enumerate(out):
+            size += len(data)
+            if size >= _CHUNK_BYTES:
+                transport.send(WSMsgType.TEXT, join(out[start : index + 1]))
+                start, size = index + 1, 0
+        if start < len(out):
+            transport.send(WSMsgType.TEXT, join(out[start:]))
+
+    # -- the connection ----------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        clock = asyncio.get_running_loop().time
+        tries, since = 0, clock()
+        while not self._closed:
+            try:
+                await self._connect()
+            except Denied as error:
+                self._refused = error
+                self._give_up(error)
+                return
+            except (OSError, TimeoutError, TrunklineError) as error:
+                logger.debug("no connection to %s: %s", self.url, error)
+                if clock() - since >= self.options.patience_s:
+                    self._give_up(ConnectionLost(f"no connection to {self.url}: {error}"))
+            else:
+                self._greet()
+                await self._lost.wait()
+                self._drop()
+                tries, since = 0, clock()
+                if self._refused is not None:
+                    self._give_up(self._refused)
+                    return
+            delay = min(self.options.backoff_base_s * 2**tries, self.options.backoff_max_s)
+            tries = min(tries + 1, 30)
+            await asyncio.sleep(delay * self._draw())
+
+    async def _connect(self) -> None:
+        self._lost.clear()
+        headers = [("Sec-WebSocket-Protocol", SUBPROTOCOL)]
+        if self._token is not None:
+            headers.append(("Authorization", f"Bearer {self._token}"))
+        secure = self.url.startswith("wss:")
+        try:
+            async with asyncio.timeout(self.options.connect_timeout_s):
+                self._transport, _ = await ws_connect(
+                    lambda: _Listener(self),
+                    self.url,
+                    ssl_context=(self._tls or ssl.create_default_context()) if secure else None,
+                    extra_headers=headers,
+                    enable_auto_ping=True,
+                    auto_ping_idle_timeout=self.options.ping_s,
+                    auto_ping_reply_timeout=self.options.ping_s,
+                    max_frame_size=self.options.frame_bytes,
+                    max_redirects=0,
+                )
+        except WSHandshakeError as error:
+            status = int(error.response.status) if error.response is not None else 0
+            if status in (401, 403):
+                raise Denied(f"{self.url} refused the connection", status=status) from error
+            raise ConnectionLost(str(error)) from error
+        except WSError as error:
+            raise ConnectionLost(str(error)) from error
+
+    def _greet(self) -> None:
+        """Say again what has no answer yet, in the order in which it was first said."""
+        self.connected.set()
+        self._user.up()
+        for ask in list(self._asks.values()):
+            if ask.again is not None and not ask.answer.done():
+                self.send(ask.again())
+
+    def _drop(self) -> None:
+        self._transport = None
+        self.connected.clear()
+        self._out.clear()
+        self._acks.clear()
+        error = ConnectionLost(f"the connection to {self.url} was lost")
+        for corr, ask in list(self._asks.items()):
+            if ask.again is None:
+                self._settle(corr, error)
+        self._user.down()
+
+    def _give_up(self, error: TrunklineError) -> None:
+        for corr in list(self._asks):
+            self._settle(corr, error)
+
+    def _settle(self, corr: Any, outcome: Any) -> None:
+        ask = self._asks.pop(corr, None)
+        if ask is None:
+            return
+        if len(self._asks) < self.options.buffer:
+            self.room.set()
+        if not ask.answer.done():
+            if isinstance(outcome, BaseException):
+                ask.answer.set_exception(outcome)
+            else:
+                ask.answer.set_result(outcome)
+
+    def heard(self, data: bytes) -> None:
+        for frame in read_told(data):
+            try:
+                self._hear(frame)
+            except Exception:
+                logger.exception("a frame could not be taken in")
+
+    def _hear(self, frame: Told | Bad) -> None:
+        if isinstance(frame, Message):
+            self._user.came(frame)
+        elif isinstance(frame, Failure):
+            if frame.code == "unauthenticated":
+                self._refused = error_of(frame)
+            if frame.corr is not None:
+                self._settle(frame.corr, error_of(frame))
+            else:
+                self._user.failed(frame)
+        elif isinstance(frame, Bad):
+            if frame.corr is not None:
+                self._settle(frame.corr, ProtocolError(frame.error.message))
+        elif isinstance(frame, Ping):
+            self.tell(Pong(corr=frame.corr))
+        elif frame.corr is not None:
+            self._settle(frame.corr, frame)
+
+    def gone(self) -> None:
+        self._lost.set()
+
+
+def check_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("ws", "wss") or not parts.hostname:
+        raise InvalidOption(f"not the address of a broker: {parts.scheme}:…", hint="ws://host:7070")
+    if parts.username is not None or parts.password is not None or parts.query:
+        raise InvalidOption("a token does not belong into an address", hint="pass token=")
+    return url
+
+
+def _ack_frame(place: tuple[str, int, str], offsets: list[int]) -> bytes:
+    topic, partition, group = place
+    return dump(
+        Ack(
+            topic=topic,
+            partition=partition,
+            group=group,
+            offset=offsets[0],
+            offsets=offsets[1:] or None,
+        )
+    )
+
+
+class _Listener(WSListener):
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._parts: list[bytes] = []
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        kind = frame.msg_type
+        if kind in _WHOLE and frame.fin:
+            self._link.heard(frame.get_payload_as_bytes())
+        elif kind in _WHOLE or kind == WSMsgType.CONTINUATION:
+            self._parts.append(frame.get_payload_as_bytes())
+            if frame.fin:
+                parts, self._parts = self._parts, []
+                self._link.heard(b"".join(parts))
+        elif kind == WSMsgType.CLOSE:
+            if not transport.is_close_frame_sent:
+                transport.send_close(frame.get_close_code())
+            transport.disconnect()
+
+    def on_ws_disconnected(self, _transport: WSTransport) -> None:
+        self._link.gone()

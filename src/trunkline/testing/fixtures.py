@@ -1,0 +1,50 @@
+"""The plugin's fixture that is asynchronous, and so needs pytest-asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from trunkline.testing.chaos import ChaosBus
+    from trunkline.testing.clock import ManualClock
+
+
+async def _bus(
+    trunkline_clock: ManualClock, request: pytest.FixtureRequest
+) -> AsyncIterator[ChaosBus]:
+    """A bus in memory, started, that does to its handlers what the command line asks for."""
+    from trunkline.stores.memory import MemoryStore
+    from trunkline.testing.chaos import Chaos, ChaosBus
+
+    option = request.config.getoption
+    bus = ChaosBus(
+        MemoryStore(clock=trunkline_clock),
+        clock=trunkline_clock,
+        draw=lambda: 0.0,  # no time passes by itself, so a retry must not need any
+        chaos=Chaos(
+            duplicate=option("trunkline_duplicate"),
+            shuffle=option("trunkline_shuffle"),
+            crash=option("trunkline_crash"),
+        ),
+    )
+    async with bus:
+        yield bus
+
+
+def _without() -> None:
+    """Stands in for the bus where pytest-asyncio is missing."""
+    pytest.fail("trunkline_bus needs pytest-asyncio")
+
+
+def _fixture() -> Any:
+    try:
+        import pytest_asyncio
+    except ImportError:
+        return pytest.fixture(name="trunkline_bus")(_without)
+    return pytest_asyncio.fixture(name="trunkline_bus")(_bus)
+
+
+trunkline_bus = _fixture()

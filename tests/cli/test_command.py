@@ -1,0 +1,318 @@
+"""What all commands share: exit codes, help, options everywhere, terminals, the manual."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import trunkline
+from trunkline.cli import VERBS, Parser, render
+
+from .conftest import ENV, PROGRAM, Run, lines
+
+MINE = ("records", "receive", "topics", "groups", "dead", "folder", "doctor", "copies")
+MANUAL = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Every command of this part of the command line, by its words."""
+    top = Parser(prog="trunkline")
+    commands = top.add_subparsers()
+    for module in MINE:
+        import_module(f"trunkline.cli.{module}").register(commands)
+    found: dict[str, argparse.ArgumentParser] = {}
+    for verb, parser in commands.choices.items():
+        below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        for action in below:
+            found |= {f"{verb} {name}": leaf for name, leaf in action.choices.items()}
+        if not below:
+            found[verb] = parser
+    return found
+
+
+COMMANDS = parsers()
+WORDS = {
+    "pub": ("t", "1"),
+    "sub": ("t",),
+    "tail": ("t",),
+    "grep": ("t", "x"),
+    "get": ("t", "1"),
+    "topic info": ("t",),
+    "topic create": ("t",),
+    "topic edit": ("t", "--compact"),
+    "topic rm": ("t", "--yes"),
+    "topic purge": ("t", "--yes"),
+    "topic compact": ("t", "--yes"),
+    "group info": ("t", "g"),
+    "group seek": ("t", "g", "--to", "1"),
+    "group pause": ("t", "g"),
+    "group resume": ("t", "g"),
+    "group rm": ("t", "g", "--yes"),
+    "dlq show": ("t", "1"),
+    "dlq redrive": ("t",),
+    "dlq drop": ("t", "--yes"),
+    "backup": ("x",),
+}
+MAKERS = ("pub", "init", "bench", "restore")
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in MAKERS])
+def test_without_a_bus_a_command_says_so_and_makes_none(run: Run, home: Path, command: str) -> None:
+    done = run(*command.split(), *WORDS.get(command, ()))
+
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"trunkline: there is no bus at {home}/.bus (trunkline init makes one)\n"
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "restore"])
+def test_a_bus_in_memory_is_refused(run: Run, command: str) -> None:
+    done = run(*command.split(), *WORDS.get(command, ()), "--url", "memory:")
+
+    assert done.code == 4
+    assert "memory: ends with the process" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_the_bus_is_the_option_else_the_environment_else_the_folder(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("pub", "t", '"default"')
+    monkeypatch.setenv("TRUNKLINE_URL", "file:environment")
+    run("pub", "t", '"environment"')
+    run("pub", "t", '"after"', "--url", "file:option")
+    run("--url", "file:option", "pub", "t", '"before"')
+
+    assert [row["payload"] for row in run("get", "t", "1:").rows] == ["environment"]
+    both = run("get", "--url", "file:option", "t", "1:").rows
+    assert [row["payload"] for row in both] == ["after", "before"]
+    monkeypatch.delenv("TRUNKLINE_URL")
+    assert [row["payload"] for row in run("get", "t", "1:").rows] == ["default"]
+
+
+def test_options_that_are_everywhere_go_before_or_after_the_verb(run: Run) -> None:
+    run("pub", "t", "1")
+
+    before = run("--json", "topic", "ls")
+    between = run("topic", "--json", "ls")
+    after = run("topic", "ls", "--json")
+
+    assert before.rows == between.rows == after.rows
+    assert before.rows[0]["topic"] == "t"
+
+
+def test_exit_codes_of_a_real_process(program: Run) -> None:
+    codes = {
+        "no bus": program("topic", "ls").code,
+        "ok": program("pub", "t", "1").code,
+        "not found": program("get", "t", "9").code,
+        "bad arguments": program("get", "t").code,
+        "unknown verb": program("nope").code,
+        "no verb": program().code,
+        "nothing to ask at": program("topic", "rm", "t").code,
+    }
+
+    assert codes == {
+        "no bus": 2,
+        "ok": 0,
+        "not found": 3,
+        "bad arguments": 4,
+        "unknown verb": 4,
+        "no verb": 4,
+        "nothing to ask at": 4,
+    }
+
+
+def test_an_error_is_one_line(run: Run, home: Path) -> None:
+    (home / "file").write_text("")
+
+    for words in (("get",), ("nope",), ("topic",), ("topic", "nope"), ("get", "t", "1", "--x")):
+        done = run(*words)
+        assert done.code == 4
+        assert re.fullmatch(r"trunkline: .+\(see trunkline.* --help\)\n", done.err)
+    denied = run("pub", "t", "1", "--url", "file:file/bus")
+    assert (denied.code, denied.err.count("\n")) == (1, 1)
+    assert "Errno" not in denied.err
+
+
+def test_help_lists_every_verb_with_what_it_does(run: Run) -> None:
+    shown = run("help")
+
+    assert shown.code == 0
+    for verb, (_, about) in VERBS.items():
+        assert re.search(rf"^ +{verb} +{re.escape(about[:40])}", shown.out, re.MULTILINE)
+    assert run("-h").out == shown.out
+    assert run("help", "pub").out == run("pub", "--help").out
+    assert "--idem-key" in run("help", "pub").out
+    assert "--to PLACE" in run("help", "group", "seek").out
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").out == f"trunkline {trunkline.__version__}\n"
+
+
+def test_a_newer_or_damaged_folder_is_told_apart(run: Run, home: Path) -> None:
+    run("init")
+    marker = home / ".bus" / "bus.json"
+
+    marker.write_text('{"format":99}')
+    newer = run("topic", "ls")
+    marker.write_text("{")
+    damaged = run("topic", "ls")
+
+    assert (newer.code, "upgrade trunkline" in newer.err) == (1, True)
+    assert (damaged.code, "bus.json is damaged" in damaged.err) == (1, True)
+
+
+def in_terminal(home: Path, *words: str, answer: str = "", **env: str) -> tuple[int, str]:
+    """Run a command at a terminal of its own; what it shows there."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=home,
+        env={**ENV, "TERM": "xterm-256color", "COLUMNS": "100", **env},
+    )
+    os.close(theirs)
+    if answer:
+        os.write(ours, answer.encode())
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(ours, 4096)
+        except OSError:
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(ours)
+    return process.wait(20), shown.decode()
+
+
+def test_a_person_at_a_terminal_sees_tables_and_lines(run: Run, home: Path) -> None:
+    run("pub", "t", '{"n":"\\u001b[31m"}', "--key", "k\x1b[2J")
+
+    code, table = in_terminal(home, "topic", "ls")
+    _, record = in_terminal(home, "tail", "t")
+    _, formatted = in_terminal(home, "tail", "t", "--format", "%k")
+    _, verified = in_terminal(home, "verify", NO_COLOR="1")
+
+    assert code == 0
+    assert "─" in table
+    assert re.match(r"t/0@1 \S+Z key=k\\x1b\[2J \{", record)
+    assert "\x1b" not in record + formatted
+    assert "1 topics, 1 records: no damage" in verified
+
+
+def test_colours_are_left_out_on_request(run: Run, home: Path) -> None:
+    run("pub", "t", "1")
+    colour = re.compile(r"\x1b\[(?:3|4|9)\dm")
+
+    _, plain = in_terminal(home, "topic", "ls", NO_COLOR="1")
+    _, option = in_terminal(home, "topic", "ls", "--no-color")
+
+    assert not colour.search(plain)
+    assert not colour.search(option)
+    assert "topic" in plain
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("n\n", 1, "t\n"), ("y\n", 0, "")])
+def test_a_person_is_asked_before_something_goes(
+    run: Run, home: Path, answer: str, code: int, left: str
+) -> None:
+    run("pub", "t", "1")
+
+    done, shown = in_terminal(home, "topic", "rm", "t", answer=answer)
+
+    assert done == code
+    assert "remove t: 1 records" in shown
+    assert run("topic", "ls", "-q").out == left
+
+
+def test_without_rich_tables_are_plain_text(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("pub", "t", "1")
+    plain = run("topic", "ls").out
+    monkeypatch.setattr(render, "is_terminal", lambda: True)
+    for name in ("rich.box", "rich.console", "rich.table", "rich.text"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+    assert run("topic", "ls").out == plain
+
+
+def test_the_command_line_needs_no_extra(home: Path) -> None:
+    """Where nothing but msgspec is installed, everything but ``--where`` works."""
+    script = (
+        "import sys\n"
+        "for name in ('rich', 'watchfiles', 'sqlglot', 'zstandard'): sys.modules[name] = None\n"
+        "from trunkline.cli import main\n"
+        "codes = [main(words.split()) for words in sys.argv[1:]]\n"
+        "print(codes)\n"
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", script, "pub t 1", "sub t --group g --count 1 --wait 5"),
+            *("topic ls", "group ls", "verify", "doctor", "dlq ls", "backup b.tgz"),
+            *("restore b.tgz new", "grep t 1 --where offset=1"),
+        ],
+        cwd=home,
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 0, 0, 0, 4]"
+    assert "pip install" in done.stderr
+
+
+def test_lists_are_one_json_object_a_line(run: Run) -> None:
+    run("pub", "a", stdin=lines(2))
+    run("pub", "b", "1")
+    run("sub", ">", "--group", "g", "--wait", "0.2")
+
+    for command in ("topic ls", "group ls", "get a 1:", "doctor", "verify", "dlq ls"):
+        done = run(*command.split(), "--json")
+        assert all(isinstance(json.loads(line), dict) for line in done.out.splitlines())
+    assert len(run("topic", "ls", "--json").rows) == 2
+
+
+def section(command: str) -> str:
+    """The part of the manual that is about a command."""
+    text = MANUAL.read_text("utf-8")
+    found = re.search(
+        rf"^##+ `trunkline {command}[` ].*?(?=^##+ |\Z)", text, re.MULTILINE | re.DOTALL
+    )
+    assert found, f"docs/cli.md has no section for trunkline {command}"
+    return found[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_manual_has_each_command_with_each_option_and_an_example(command: str) -> None:
+    text = section(command)
+    shared = MANUAL.read_text("utf-8").partition("\n## ")[0]
+    options = {
+        max(action.option_strings, key=len)
+        for action in COMMANDS[command]._actions
+        if action.option_strings and not isinstance(action, argparse._HelpAction)
+    }
+
+    assert re.search(rf"^trunkline (?:--\S+ )*{command}\b", text, re.MULTILINE)
+    missing = [
+        name
+        for name in sorted(options)
+        if not re.search(
+            rf"(?<![\w-]){name.replace('--no-', '--(?:no-)?')}(?![\w-])", text + shared
+        )
+    ]
+    assert missing == []

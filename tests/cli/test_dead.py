@@ -1,0 +1,132 @@
+"""dlq ls, show, redrive and drop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import trunkline
+from trunkline import GroupOptions, Reject
+
+from .conftest import Run, lines
+
+
+def reject(topic: str, group: str, count: int) -> None:
+    """Let a group give up what it gets."""
+
+    async def run() -> None:
+        async with trunkline.connect("file:.bus") as bus:
+            done = 0
+            async with bus.subscribe(topic, group=group, policy=GroupOptions()) as deliveries:
+                async for delivery in deliveries:
+                    await delivery.term(f"no \x1b[31m{delivery.offset}")
+                    done += 1
+                    if done == count:
+                        break
+
+    asyncio.run(run())
+
+
+@pytest.fixture(autouse=True)
+def bus(run: Run) -> None:
+    run("pub", "t", stdin=lines(4))
+    reject("t", "g", 4)
+
+
+def open_letters(run: Run, *words: str) -> list[int]:
+    return [row["letter"] for row in run("dlq", "ls", *words, "--json").rows]
+
+
+def test_ls_shows_what_was_given_up_by_whom_and_why(run: Run) -> None:
+    run("pub", "u", "1")
+    reject("u", "h", 1)
+
+    rows = run("dlq", "ls", "--json").rows
+
+    assert [(row["topic"], row["offset"], row["group"], row["reason"]) for row in rows] == [
+        *(("t", n, "g", "rejected") for n in (1, 2, 3, 4)),
+        ("u", 1, "h", "rejected"),
+    ]
+    assert rows[0]["error"] == "no \x1b[31m1"
+    assert open_letters(run, "u") == [1]
+    assert open_letters(run, "t.DLQ") == [1, 2, 3, 4]
+    assert open_letters(run, "--group", "h") == [1]
+    assert open_letters(run, "t", "--where", "payload.n >= 3") == [3, 4]
+
+
+def test_a_person_sees_no_control_characters(run: Run) -> None:
+    listed = run("dlq", "ls", "t").out
+    shown = run("dlq", "show", "t", "1").out
+
+    assert "\x1b" not in listed + shown
+    assert "no \\x1b[31m1" in listed
+
+
+def test_show_has_the_event(run: Run) -> None:
+    (row,) = run("dlq", "show", "t", "2", "--json").rows
+
+    assert (row["letter"], row["offset"], row["event"]["payload"]) == (2, 2, {"n": 2})
+    assert "rejected" in run("dlq", "show", "t", "2").out
+    assert run("dlq", "show", "t", "9").code == 3
+    assert run("dlq", "show", "nope", "1").code == 3
+
+
+def test_redrive_gives_records_back_to_that_group_only(run: Run) -> None:
+    run("sub", "t", "--group", "other", "--wait", "0.2")
+
+    shown = run("dlq", "redrive", "t", "--where", "payload.n > 2", "--dry-run", "--json")
+    assert open_letters(run) == [1, 2, 3, 4]
+    done = run("dlq", "redrive", "t", "--where", "payload.n > 2")
+
+    assert [row["letter"] for row in shown.rows] == [3, 4]
+    assert done.out.endswith("2 redriven\n")
+    assert open_letters(run) == [1, 2]
+    again = run("sub", "t", "--group", "g", "--wait", "0.3").rows
+    assert [(row["offset"], row["attempt"]) for row in again] == [(3, 1), (4, 1)]
+    assert run("sub", "t", "--group", "other", "--wait", "0.2").rows == []
+    closed = run("dlq", "ls", "--closed", "--json").rows
+    assert [row["open"] for row in closed] == [True, True, False, False]
+
+
+def test_redrive_takes_letters_by_number(run: Run) -> None:
+    assert run("dlq", "redrive", "t", "2", "--rate", "100").code == 0
+    assert open_letters(run) == [1, 3, 4]
+
+    missing = run("dlq", "redrive", "t", "2", "99")
+    assert (missing.code, "no open letter 2 99" in missing.err) == (3, True)
+
+
+def test_what_came_back_too_often_is_left_alone(run: Run) -> None:
+    run("dlq", "redrive", "t", "1")
+    reject("t", "g", 1)
+
+    refused = run("dlq", "redrive", "t", "--max-redrives", "1", "--json")
+
+    assert refused.code == 1
+    last = refused.rows[-1]
+    assert (last["offset"], last["redrives"], last["refused"]) == (1, 1, "redriven 1 times already")
+    assert run("dlq", "redrive", "t").code == 0
+
+
+def test_drop_shows_then_asks_then_closes(run: Run) -> None:
+    shown = run("dlq", "drop", "t", "--group", "g", "--dry-run")
+    refused = run("dlq", "drop", "t")
+    assert open_letters(run) == [1, 2, 3, 4]
+    run("dlq", "drop", "t", "1", "3", "--yes")
+
+    assert shown.out.endswith("4 would be dropped\n")
+    assert refused.code == 4
+    assert open_letters(run) == [2, 4]
+    assert run("sub", "t", "--group", "g", "--wait", "0.2").rows == []
+
+
+def test_a_topic_without_dead_letters_has_none(run: Run) -> None:
+    run("pub", "fine", "1")
+
+    done = run("dlq", "ls", "fine")
+
+    assert (done.code, done.out) == (0, "there are no dead letters\n")
+    assert run("dlq", "ls", "nope").code == 3
+    assert run("dlq", "redrive", "fine").out == "0 redriven\n"
+    assert Reject("x").reason == "x"

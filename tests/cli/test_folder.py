@@ -1,0 +1,252 @@
+"""init, verify, doctor and bench."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trunkline.cli import doctor
+from trunkline.log import atomic
+
+from .conftest import ENV, PROGRAM, Run, Start, lines
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def sealed(run: Run, home: Path) -> Path:
+    """A finished segment with 50 records, and a second one with 10."""
+    run("init")
+    run("topic", "create", "t", "--segment-records", "50")
+    run("pub", "t", stdin=lines(50))
+    run("pub", "t", stdin=lines(10, 51))
+    return home / ".bus" / "wal" / "t.00000001.jsonl"
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def problems(run: Run, *words: str) -> list[tuple[str, str]]:
+    return [(row["level"], row["where"]) for row in run("doctor", "--json", *words).rows]
+
+
+def test_init_makes_a_private_folder_once(run: Run, home: Path) -> None:
+    first = run("init", "--json")
+    again = run("init", "--json")
+
+    assert (first.code, again.code) == (0, 0)
+    assert [first.rows[0]["created"], again.rows[0]["created"]] == [True, False]
+    assert first.rows[0]["id"] == again.rows[0]["id"]
+    assert (home / ".bus").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_sound_bus_verifies(run: Run, sealed: Path) -> None:
+    done = run("verify")
+
+    assert (done.code, done.out) == (0, "1 topics, 60 records: no damage\n")
+    assert run("verify", "--json").rows == []
+    assert run("verify", "t").code == 0
+    assert run("verify", "nope").code == 3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.33, 0.5, 0.77, 0.9, 0.999])
+@pytest.mark.parametrize("bit", [0, 5])
+def test_verify_finds_a_flipped_bit_in_a_sealed_segment(
+    run: Run, sealed: Path, share: float, bit: int
+) -> None:
+    flip(sealed, int(share * sealed.stat().st_size), bit)
+
+    done = run("verify", "--json")
+
+    assert done.code == 1
+    assert any(row["path"] == "wal/t.00000001.jsonl" and row["severe"] for row in done.rows)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.6, 0.99])
+def test_verify_finds_a_flipped_bit_in_a_compressed_segment(
+    run: Run, home: Path, sealed: Path, share: float
+) -> None:
+    from trunkline.log.folder import Folder
+    from trunkline.log.upkeep import pack_segments
+
+    folder = Folder(str(home / ".bus"))
+    assert pack_segments(folder, "t", 0) == 1
+    folder.close()
+    assert run("verify").code == 0
+    packed = sealed.with_suffix(".jsonl.zst")
+    flip(packed, int(share * packed.stat().st_size))
+
+    done = run("verify")
+
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    assert "t" in done.out
+
+
+def test_verify_works_beside_writers(run: Run, start: Start) -> None:
+    run("init")
+    run("topic", "create", "t", "--segment-records", "100", "--retention-records", "500")
+    writer = start("pub", "t", "1", "--count", "200000")
+
+    codes = {run("verify").code for _ in range(10)}
+
+    assert codes == {0}
+    assert writer.poll() is None or writer.returncode == 0
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_sound_bus(run: Run, sealed: Path) -> None:
+    done = run("doctor")
+
+    assert (done.code, done.out) == (0, "nothing is wrong\n")
+
+
+def test_the_doctor_salvages_what_can_be_read(run: Run, sealed: Path, home: Path) -> None:
+    data = sealed.read_bytes()
+    flip(sealed, data.index(b'"offset":20') + 2)
+    assert run("get", "t", "1:").code == 1
+
+    found = run("doctor", "--verify", "--json")
+    cured = run("doctor", "--salvage", "--json")
+
+    assert found.code == 1
+    assert ("error", "trunkline doctor --salvage") in [
+        (row["level"], row["remedy"]) for row in found.rows
+    ]
+    assert cured.code == 0
+    assert "offsets 20 are lost" in cured.rows[0]["problem"]
+    kept = [row["offset"] for row in run("get", "t", "1:").rows]
+    assert kept == [n for n in range(1, 61) if n != 20]
+    assert [path.name for path in (home / ".bus" / "quarantine").iterdir()] == [sealed.name]
+    assert run("verify").code == 0
+
+
+def test_the_doctor_speaks_of_segments_that_were_set_aside(run: Run, sealed: Path) -> None:
+    os.rename(sealed, f"{sealed}.corrupt")
+
+    found = run("doctor", "--json")
+    assert found.code == 1
+    assert ("error", "wal/t.00000001.jsonl.corrupt") in problems(run)
+    assert run("doctor", "--salvage").code == 0
+    assert len(run("get", "t", "1:").rows) == 60
+
+
+def test_the_doctor_speaks_of_groups(run: Run, sealed: Path) -> None:
+    run("sub", "t", "--group", "g", "--count", "1", "--wait", "5")
+    run("sub", "t", "--group", "p", "--count", "1", "--wait", "5")
+    run("group", "pause", "t", "p")
+
+    assert problems(run) == [("warning", "t/0 p")]
+    assert problems(run, "--lag", "50") == [("warning", "t/0 g"), ("warning", "t/0 p")]
+
+
+def test_the_doctor_speaks_of_what_is_left_lying(run: Run, sealed: Path, home: Path) -> None:
+    (home / ".bus" / "wal" / "t.head.abcd.tmp").write_text("")
+    (home / ".bus" / "members" / "gone").write_text("")
+    (home / ".bus").chmod(0o755)
+
+    assert sorted(problems(run)) == [
+        ("note", "members/"),
+        ("note", str(home / ".bus")),
+        ("note", "wal/t.head.abcd.tmp"),
+    ]
+
+
+def test_the_doctor_speaks_of_missing_extras(
+    run: Run, sealed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("topic", "edit", "t", "--compress")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+
+    done = run("doctor", "--json")
+
+    found = {row["where"]: (row["level"], row["remedy"]) for row in done.rows}
+    assert found["watchfiles"] == ("note", "pip install 'trunkline[watch]'")
+    assert found["zstandard"] == ("error", "pip install 'trunkline[zstd]'")
+
+
+def test_the_doctor_speaks_of_a_network_file_system(
+    run: Run, sealed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "network_kind", lambda path: "nfs4")
+
+    refused = run("topic", "ls")
+    forced = run("topic", "ls", "--allow-network")
+    told = run("doctor", "--json")
+
+    assert (refused.code, forced.code, told.code) == (1, 0, 1)
+    assert "nfs4" in told.rows[0]["problem"]
+
+
+def test_the_doctor_speaks_of_a_full_device(
+    run: Run, sealed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    os.truncate(".bus/reserve", 0)
+
+    done = run("doctor", "--json")
+
+    assert done.code == 1
+    assert "the device is full" in done.rows[0]["problem"]
+    assert "topic purge" in done.rows[0]["remedy"]
+
+
+def test_the_doctor_tells_whether_an_ndjson_file_is_used(run: Run, sealed: Path) -> None:
+    os.makedirs("state/pubsub/offsets")
+    Path("state/pubsub/events_v0.ndjson").write_text("")
+
+    (row,) = run("doctor", "--json").rows
+
+    assert (row["level"], "adoption rule not met" in row["problem"]) == ("warning", True)
+
+
+def test_the_doctor_tells_when_a_group_is_ahead_of_its_log(
+    run: Run, sealed: Path, home: Path
+) -> None:
+    run("sub", "t", "--group", "g", "--wait", "0.3")
+    for path in (home / ".bus" / "wal").iterdir():
+        path.unlink()
+    run("pub", "t", "1")
+
+    row = run("doctor", "--json").rows[0]
+
+    assert (row["level"], row["remedy"]) == ("error", "trunkline group seek t g --to end")
+    assert run("group", "seek", "t", "g", "--to", "end").code == 0
+    assert run("doctor").code == 0
+
+
+def test_bench_measures_where_the_bus_is_and_leaves_nothing(run: Run, home: Path) -> None:
+    done = run("bench", "--seconds", "0.05", "--json")
+
+    assert [row["name"] for row in done.rows] == [
+        "write and fdatasync",
+        "publish, 64 at once",
+        "publish_many, 500 a batch",
+    ]
+    assert all(row["events_per_s"] > 0 and row["p95_ms"] > 0 for row in done.rows)
+    assert list(home.iterdir()) == []
+
+
+def test_commands_that_need_no_loop_start_without_one(home: Path) -> None:
+    """Only ``sub --group``, ``dlq`` and ``bench`` run the bus; the others must not pay for it."""
+    script = (
+        "import sys; from trunkline.cli import main; main(['topic', 'ls']); "
+        "print([m for m in sys.modules if m in ('trunkline.buses', 'trunkline.stores.file', "
+        "'rich', 'sqlglot', 'trunkline.where')])"
+    )
+    subprocess.run([*PROGRAM, "init", "-q"], cwd=home, env=ENV, check=True)
+
+    done = subprocess.run(
+        [PROGRAM[0], "-c", script], cwd=home, env=ENV, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,173 @@
+"""group ls, info, seek, pause, resume and rm, beside a running member and without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run, Start, lines
+
+
+@pytest.fixture(autouse=True)
+def bus(run: Run) -> None:
+    run("pub", "t", stdin=lines(10))
+
+
+def take(run: Run, count: int) -> None:
+    run("sub", "t", "--group", "g", "--count", str(count), "--wait", "5")
+
+
+def test_ls_tells_how_far_each_group_is(run: Run) -> None:
+    take(run, 4)
+    run("sub", "t", "--group", "h", "--wait", "0.2")
+
+    rows = run("group", "ls", "--json").rows
+
+    assert rows == [
+        {
+            "topic": "t",
+            "partition": 0,
+            "group": group,
+            "floor": floor,
+            "lag": 10 - floor,
+            "leases": 0,
+            "waiting": 0,
+            "paused": False,
+            "members": 0,
+        }
+        for group, floor in (("g", 4), ("h", 10))
+    ]
+    assert run("group", "ls", "-q").out == "g\nh\n"
+    assert [row["group"] for row in run("group", "ls", "t", "--group", "h", "--json").rows] == ["h"]
+    assert run("group", "ls", "other.*", "--json").rows == []
+    assert run("group", "ls").out.split()[:3] == ["topic", "partition", "group"]
+
+
+@pytest.mark.parametrize(
+    ("to", "following"),
+    [("start", 1), ("end", 11), ("7", 7), ("-2", 9), ("+2", 3), ("99", 11), ("@-1h", 1)],
+)
+def test_seek_moves_a_group(run: Run, to: str, following: int) -> None:
+    take(run, 4)
+
+    (shown,) = run("group", "seek", "t", "g", "--to", to, "--dry-run", "--json").rows
+    assert run("group", "ls", "--json").rows[0]["floor"] == 4
+    (moved,) = run("group", "seek", "t", "g", "--to", to, "--json").rows
+
+    assert shown | {"dry_run": False} == moved
+    assert (moved["from"], moved["to"]) == (5, following)
+    rest = run("sub", "t", "--group", "g", "--wait", "0.2").rows
+    assert [row["offset"] for row in rest] == list(range(following, 11))
+
+
+def test_what_is_not_there_is_not_found(run: Run) -> None:
+    for words in (("info",), ("seek", "--to", "1"), ("pause",), ("resume",), ("rm", "--yes")):
+        assert run("group", words[0], "t", "nope", *words[1:]).code == 3
+    assert run("group", "seek", "t", "g").code == 4
+    assert run("group", "seek", "t", "g", "--to", "1:2").code == 4
+
+
+def test_a_paused_group_gets_nothing_until_it_is_resumed(run: Run) -> None:
+    take(run, 2)
+
+    run("group", "pause", "t", "g")
+    paused = run("sub", "t", "--group", "g", "--wait", "0.2").rows
+    run("group", "resume", "t", "g")
+    resumed = run("sub", "t", "--group", "g", "--wait", "0.2").rows
+
+    assert paused == []
+    assert [row["offset"] for row in resumed] == list(range(3, 11))
+
+
+def test_a_running_member_is_paused_moved_and_resumed_from_outside(run: Run, start: Start) -> None:
+    member = start("sub", "t", "--group", "g")
+    assert member.stdout is not None
+
+    def received(count: int) -> list[int]:
+        assert member.stdout is not None
+        return [json.loads(member.stdout.readline())["offset"] for _ in range(count)]
+
+    assert received(10) == list(range(1, 11))
+
+    run("group", "pause", "t", "g")
+    run("pub", "t", "11")
+    run("group", "seek", "t", "g", "--to", "9")
+    run("group", "resume", "t", "g")
+
+    assert received(3) == [9, 10, 11]
+
+
+def test_info_shows_what_a_living_member_holds(run: Run, home: Path) -> None:
+    from trunkline.log.folder import Folder, GroupKey
+
+    take(run, 2)
+    folder = Folder(str(home / ".bus"))
+    key = GroupKey("t", 0, "g")
+    member = folder.join()
+
+    def lease(group: object) -> None:
+        from trunkline.group import Group, Item
+
+        assert isinstance(group, Group)
+        group.offer(Item(3, None, 2, 0.0, float("inf"), 0.0))
+        group.take(member, now=folder.clock.monotonic(), wall=0.0, limit=1)
+
+    folder.step(key, lease)
+    (held,) = run("group", "info", "t", "g", "--json").rows
+    text = run("group", "info", "t", "g").out
+    folder.close()
+    (freed,) = run("group", "info", "t", "g", "--json").rows
+
+    assert (held["leases"], held["members"]) == (1, 1)
+    (row,) = held["held"]
+    assert (row["offset"], row["attempt"], row["member"]) == (3, 1, member)
+    assert 20 < row["seconds_left"] <= 30
+    assert "max_retries=5" in text
+    assert member in text
+    assert (freed["leases"], freed["held"]) == (0, [])
+
+
+def test_rm_forgets_a_group(run: Run, home: Path) -> None:
+    take(run, 5)
+
+    shown = run("group", "rm", "t", "g", "--dry-run")
+    refused = run("group", "rm", "t", "g")
+    assert run("group", "ls", "-q").out == "g\n"
+    run("group", "rm", "t", "g", "--yes")
+
+    assert (shown.code, refused.code) == (0, 4)
+    assert list((home / ".bus" / "offsets").iterdir()) == []
+
+
+def test_a_pattern_reaches_a_group_on_every_topic(run: Run) -> None:
+    run("pub", "a.x", "1")
+    run("pub", "a.y", "1")
+    run("sub", "a.*", "--group", "g", "--wait", "0.2")
+
+    done = run("group", "seek", "a.*", "g", "--to", "start", "--json")
+
+    assert [(row["topic"], row["from"], row["to"]) for row in done.rows] == [
+        ("a.x", 2, 1),
+        ("a.y", 2, 1),
+    ]
+
+
+def test_a_damaged_group_is_told_and_seek_begins_it_anew(run: Run, home: Path) -> None:
+    take(run, 5)
+    for path in (home / ".bus" / "offsets").iterdir():
+        path.write_bytes(b"{}\n{}\n")
+
+    listed = run("group", "ls")
+    found = run("doctor", "--json")
+    done = run("group", "seek", "t", "g", "--to", "4", "--json")
+
+    assert (listed.code, "damaged" in listed.err) == (1, True)
+    assert (found.code, "trunkline group seek t g --to" in found.rows[0]["remedy"]) == (1, True)
+    assert done.code == 0
+    assert done.rows[0]["from"] is None
+    assert "default policy" in done.err
+    assert run("sub", "t", "--group", "g", "--count", "1").rows[0]["offset"] == 4
+    kept = sorted(path.name for path in (home / ".bus" / "quarantine").iterdir())
+    assert kept == ["t__g.journal", "t__g.json"]

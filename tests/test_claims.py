@@ -408,13 +408,42 @@ def play(script: list[tuple[str, str, str, int]], log: Path) -> None:
 def test_a_ledger_survives_any_event() -> None:
     ledger = Ledger()
     base = {"topic": "coord.claim", "ts": "2026-01-01T00:00:00Z", "actor": "a", "scope": "x"}
-    odd: list[Any] = [None, 5, "x", [], {}, {"renews": "x"}, {"renews": 1}, {"supersedes": [1]}]
-    odd += [{"supersedes": {"x": 1, "1": None}}, {"path": 7}, {"token": "x"}, {"token": 1}]
+    odd: list[Any] = [None, 5, "x", [], {}, {"renews": "x"}, {"renews": 1}, {"supersedes": {}}]
+    odd += [{"supersedes": ["x", None, 1, []]}, {"path": 7}, {"token": "x"}, {"token": 1}]
     for number, payload in enumerate(odd):
         ledger.apply(number, {**base, "payload": payload})
         ledger.apply(number, {**base, "topic": "coord.release", "payload": payload, "actor": 7})
         ledger.apply(number, {"payload": payload})
     assert all(claim.path == "x" for claim in ledger.open())
+
+
+def test_a_renewal_that_comes_too_late_counts_for_nothing() -> None:
+    """Its writer looked in time and was stopped before it wrote."""
+    ledger = Ledger()
+    base = {"topic": "coord.claim", "actor": "a", "scope": "x", "ttl_s": 10}
+    ledger.apply(1, {**base, "ts": "2026-01-01T00:00:00Z", "payload": {"path": "x"}})
+    before = ledger.claims[1]
+
+    ledger.apply(2, {**base, "ts": "2026-01-01T00:00:10Z", "payload": {"renews": 1}})
+    assert ledger.claims[1] == before
+    ledger.apply(3, {**base, "ts": "2026-01-01T00:00:09Z", "payload": {"renews": 1}})
+    assert ledger.claims[1].expires_at == before.claimed_at + timedelta(seconds=19)
+    taken = {"path": "x", "supersedes": [1]}
+    other = {**base, "actor": "b", "payload": taken}
+    ledger.apply(4, {**other, "ts": "2026-01-01T00:00:18Z"})
+    assert not ledger.claims[1].ended
+    ledger.apply(5, {**other, "ts": "2026-01-01T00:00:19Z"})
+    assert ledger.claims[1].ended
+
+
+def test_taking_over_costs_one_event(tmp_path: Path, clock: HandClock) -> None:
+    log = tmp_path / "log"
+    open_claims(f"ndjson:{log}", "ann", clock).claim("a", ttl_s=1)
+    clock.advance(2)
+    open_claims(f"ndjson:{log}", "bob", clock).claim("a")
+
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [event["payload"].get("supersedes") for event in events] == [None, [1]]
 
 
 def test_agents_contend_for_overlapping_globs(tmp_path: Path, url: str) -> None:

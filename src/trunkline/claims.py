@@ -2,10 +2,11 @@
 
 A claim is a ``coord.claim`` event and its fencing token is that event's position in the log. **A
 claim is held when no earlier claim that overlaps it is open.** An open claim ends in the log and
-nowhere else: by a ``coord.release``, or by a later claim that names it, with the expiry it saw, as
-run out. So the log alone decides, every process that reads it comes to the same answer, and no lock
-is needed: append, read back, and see whether you hold it. Because earlier claims go first, claims
-that overlap are granted in the order of their tokens, and waiting is a queue.
+nowhere else: by a ``coord.release``, or by a later claim that names it and whose time is past its
+expiry, as the log had it at that point. So the log alone decides, every process that reads it comes
+to the same answer, and no lock is needed: append, read back, and see whether you hold it. Because
+earlier claims go first, claims that overlap are granted in the order of their tokens, and waiting
+is a queue.
 
 A holder that let its lease run out may still be open in the log, but it is not a holder: renewing,
 releasing and ``verify`` refuse it, and the next one in the queue ends it.
@@ -170,12 +171,10 @@ class Ledger:
             self._set(claim, expires_at=_expiry(moment, event.get("ttl_s")))
 
     def _supersede(self, seen: Any, moment: datetime) -> None:
-        for token, expiry in seen.items() if isinstance(seen, dict) else ():
-            claim = self.claims.get(int(token)) if token.isdigit() else None
-            if claim is None or claim.expires_at is None or claim.ended:
-                continue
-            # A renewal that came first makes the expiry another one: then nothing has run out.
-            if _iso(claim.expires_at) == expiry and claim.is_expired(moment):
+        for token in seen if isinstance(seen, list) else ():
+            claim = self.claims.get(token) if isinstance(token, int) else None
+            # A renewal that came first moved the expiry: then nothing has run out.
+            if claim is not None and claim.is_expired(moment):
                 self._set(claim, ended=True)
 
     def _release(self, event: Json, payload: Json, moment: datetime) -> None:
@@ -376,13 +375,9 @@ class Claims:
             payload["force"] = True
         self._append(RELEASE, claim.path, payload, TTL_S)
 
-    def _run_out(self, claims: list[Claim]) -> dict[str, str]:
+    def _run_out(self, claims: list[Claim]) -> list[int]:
         now = self._clock.now()
-        return {
-            str(claim.token): _iso(claim.expires_at)
-            for claim in claims
-            if claim.expires_at is not None and claim.is_expired(now)
-        }
+        return [claim.token for claim in claims if claim.is_expired(now)]
 
     def _append(self, topic: str, path: str, payload: Json, ttl_s: int) -> str:
         now = self._clock.now()

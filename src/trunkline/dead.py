@@ -109,6 +109,7 @@ class Desk:
         self.topic = topic.removesuffix(DEAD_SUFFIX) if is_dead(topic) else topic
         self._dlq = dead_topic(self.topic)
         self._key = GroupKey(self._dlq, 0, DESK)
+        self._copies: dict[int, list[int]] = {}  # of an open letter: further ones for its record
 
     async def letters(
         self, *, group: str | None = None, closed: bool = False
@@ -121,7 +122,8 @@ class Desk:
             return
         desk = await self._store.update(self._key, _defined)
         redrives: dict[tuple[int, int, str], int] = {}
-        seen: dict[tuple[int, int, str], bool] = {}
+        seen: dict[tuple[int, int, str], int] = {}
+        self._copies = {}
         while first < end:
             records = await self._store.read(self._dlq, 0, first, 500)
             if not records:
@@ -129,17 +131,19 @@ class Desk:
             first = records[-1].offset + 1
             for record in records:
                 letter = read_letter(record)
-                if letter is None:
+                if letter is None or letter.topic != self.topic:
                     continue
                 place = (letter.partition, letter.origin, letter.group)
                 is_open = not desk.is_settled(letter.offset)
-                twice = seen.get(place, False)
-                if not twice:
-                    seen[place] = is_open
+                if is_open and place in seen:
+                    self._copies.setdefault(seen[place], []).append(letter.offset)
+                    continue
                 count = redrives.get(place, 0)
-                if not is_open and not twice:
+                if is_open:
+                    seen[place] = letter.offset
+                else:
                     redrives[place] = count + 1
-                if twice or (group is not None and letter.group != group):
+                if group is not None and letter.group != group:
                     continue
                 if is_open or closed:
                     yield msgspec.structs.replace(letter, redrives=count, open=is_open)
@@ -165,14 +169,12 @@ class Desk:
         ``rate`` is letters per second. A record that was redriven ``max_redrives`` times already
         is left alone: it would only come back.
         """
-        sent = 0
         async for letter in self._chosen(group, offsets, match):
             if letter.redrives >= max_redrives:
                 yield Redrive(letter, f"redriven {letter.redrives} times already")
                 continue
             refused = "" if dry_run else await self._give_back(letter)
             yield Redrive(letter, refused)
-            sent += not refused
             if rate and not dry_run:
                 await self._clock.sleep(1 / rate)
 
@@ -218,7 +220,8 @@ class Desk:
         return ""
 
     async def _close(self, letter: Letter) -> None:
-        await self._store.update(self._key, lambda desk: desk.settle([letter.offset]))
+        mine = [letter.offset, *self._copies.get(letter.offset, ())]
+        await self._store.update(self._key, lambda desk: desk.settle(mine))
 
 
 def _defined(group: Group) -> Group:

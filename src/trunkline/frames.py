@@ -131,9 +131,12 @@ class Extend(_Place, frozen=True, kw_only=True, tag="EXTEND"):
 
 
 class Credit(Frame, frozen=True, kw_only=True, tag="FLOW"):
-    """From the first on, the connection gets at most as many records as it has given credits."""
+    """From the first on, the connection gets at most as many records as it has given credits. With
+    ``sub`` and 0 that one subscription gets nothing more.
+    """
 
     credits: Credits
+    sub: str | None = None
 
 
 class Call(Frame, frozen=True, kw_only=True, tag="CALL"):

@@ -84,6 +84,8 @@ class Pump:
         self._ahead: list[Record] = []
         self._ahead_from = 0
         self._gap_to = 0
+        self._gone: set[int] = set()  # redriven, but no longer in the log
+        self._more = False
         self._acks: list[int] = []
         self._nacks: list[tuple[Lease, float | None, str]] = []
         self._terms: list[_Dead] = []
@@ -207,7 +209,7 @@ class Pump:
             await self._hand_out(lease)
         if self._buried:
             await self._bury()
-        return bool(self._written or self._acks or self._ahead or self._gap_to)
+        return bool(self._written or self._acks or (self._more and self._room() > 0))
 
     def _room(self) -> int:
         return sum(outlet.room() for outlet in self._outlets)
@@ -217,7 +219,8 @@ class Pump:
         group = self._group
         assert group is not None
         for offset in group.strays():
-            await self._fetch(offset)
+            if await self._fetch(offset) is None:
+                self._gone.add(offset)
         # What is not in the window cannot come first, however much it matters: keep it well filled.
         filled = 4 * group.wants() < group.options.lookahead
         enough = filled and group.available() >= self._room()
@@ -289,13 +292,17 @@ class Pump:
                 if record.offset > group.read_to:
                     group.skip(group.read_to, record.offset - 1)
                 self._offer(group, record, now, wall)
+        self._more = bool(ahead or self._gap_to)  # there may be yet more behind it
         self._gap_to = 0
         for offset in group.strays():
             stray = self._records.get(offset)
-            if stray is None:
-                group.settle([offset])
-            else:
+            if stray is not None:
                 self._offer(group, stray, now, wall)
+            elif offset in self._gone:
+                group.settle([offset])
+            else:  # redriven by another process since we looked ahead
+                self._more = True
+        self._gone.clear()
         if self._closing:
             return Taken([], [], [], [])
         return group.take(self._by, now=now, wall=wall, limit=self._room(), ttl=self._ttl)

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -316,3 +317,18 @@ def test_the_manual_has_each_command_with_each_option_and_an_example(command: st
         )
     ]
     assert missing == []
+
+
+def test_the_examples_of_the_manual_work(run: Run) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", MANUAL.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    failed = []
+    for line in "".join(blocks).splitlines():
+        before, pipe, command = line.rpartition(" | ")
+        stdin = (
+            subprocess.run(before.split(), capture_output=True, text=True).stdout if pipe else ""
+        )
+        done = run(*shlex.split(command)[1:], stdin=stdin)
+        if done.code != 0:
+            failed.append(f"{line}: {done.code} {done.err}")
+
+    assert failed == []

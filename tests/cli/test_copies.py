@@ -53,7 +53,7 @@ def test_compressed_segments_dead_letters_and_damage_are_copied_too(run: Run, ho
     from trunkline.log.upkeep import pack_segments
 
     folder = Folder(".bus")
-    assert pack_segments(folder, "t", 0) == 2
+    assert pack_segments(folder, "t", 0) == 1
     folder.close()
     run("pub", "t.DLQ", "1")
     damaged = home / ".bus" / "wal" / "t~1.00000001.jsonl"

@@ -128,7 +128,7 @@ def test_the_doctor_salvages_what_can_be_read(run: Run, sealed: Path, home: Path
 
 
 def test_the_doctor_speaks_of_segments_that_were_set_aside(run: Run, sealed: Path) -> None:
-    os.rename(sealed, f"{sealed}.corrupt")
+    sealed.rename(f"{sealed}.corrupt")
 
     found = run("doctor", "--json")
     assert found.code == 1
@@ -151,11 +151,9 @@ def test_the_doctor_speaks_of_what_is_left_lying(run: Run, sealed: Path, home: P
     (home / ".bus" / "members" / "gone").write_text("")
     (home / ".bus").chmod(0o755)
 
-    assert sorted(problems(run)) == [
-        ("note", "members/"),
-        ("note", str(home / ".bus")),
-        ("note", "wal/t.head.abcd.tmp"),
-    ]
+    assert sorted(problems(run)) == sorted(
+        ("note", where) for where in ("members/", str(home / ".bus"), "wal/t.head.abcd.tmp")
+    )
 
 
 def test_the_doctor_speaks_of_missing_extras(

@@ -47,9 +47,9 @@ def run(name: str, *args: str, cwd: Path, path: Path | None = None) -> str:
     return done.stdout
 
 
-def test_every_example_is_run() -> None:
-    programs = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert programs == {*SAYS, "tour"}
+def test_every_example_is_run_by_a_test() -> None:
+    tests = "".join(path.read_text("utf-8") for path in EXAMPLES.parent.glob("tests/**/*.py"))
+    assert [path.name for path in EXAMPLES.glob("*.py") if path.stem not in tests] == []
 
 
 @pytest.mark.parametrize("name", SAYS)
@@ -61,6 +61,20 @@ def test_an_example_says_what_it_does(name: str, tmp_path: Path) -> None:
 
 def test_an_audit_group_does_not_see_what_was_redriven_to_billing(tmp_path: Path) -> None:
     assert run("4_dead_letters", cwd=tmp_path).count("audited order 2") == 1
+
+
+@pytest.mark.parametrize(
+    "option", ["--trunkline-duplicate", "--trunkline-crash=ack", "--trunkline-shuffle=7", "-q"]
+)
+def test_the_handlers_under_test_are_idempotent(option: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", str(EXAMPLES / "6_testing.py"), option],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert "2 passed" in done.stdout, done.stdout
 
 
 def test_the_tour_shows_the_life_of_an_event(tmp_path: Path) -> None:

@@ -444,6 +444,7 @@ def test_publish_killed_at_every_step(fast_dir: Path, crash: Crash) -> None:
     assert step > 30
 
 
+@pytest.mark.timeout(180)  # a busy machine forks slowly
 def test_poll_killed_at_every_step(fast_dir: Path, crash: Crash) -> None:
     """What was printed may come again; what was not printed does come."""
     log = str(fast_dir / "log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -67,6 +68,32 @@ def test_two_publishes_in_the_same_microsecond_are_two_files(
     made = [spool.publish("a", "t", "low", str(i)) for i in range(3)]
 
     assert [spool.get(name).text for name in made] == ["0", "1", "2"]
+
+
+def test_an_event_is_synced_before_it_shows_and_its_name_after(
+    queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    sync, rename = os.fsync, os.rename  # noqa: TID251
+
+    def fsync(fd: int) -> None:
+        log.append("sync " + os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        sync(fd)
+
+    def move(source: bytes, target: bytes) -> None:
+        log.append("show")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", move)
+    spool = Spool(str(queue))
+    name = spool.publish("a", "t", dedup_window_s=60)
+    shown = list(log)
+    spool.ack(name)
+
+    assert re.fullmatch(r"sync \.tmp-[0-9]+-[0-9]+\.event", shown[0])
+    assert shown[1:] == ["show", f"sync {queue.name}"]
+    assert log[3:] == ["show", "sync processed", f"sync {queue.name}"]
 
 
 def test_errors_are_typed(queue: Path, tmp_path: Path) -> None:
@@ -165,6 +192,7 @@ def test_a_payload_of_one_mebibyte_arrives_whole(nbs_bus: Run, queue: Path) -> N
     assert nbs_bus("read", queue, name).out == (queue / name).read_bytes()
 
 
+@pytest.mark.timeout(180)  # a busy machine forks slowly
 def test_a_hundred_publishers_and_ten_ackers(queue: Path) -> None:
     """Every event is acknowledged exactly once, none is lost, none is seen half-written."""
     stop = queue / "stop"

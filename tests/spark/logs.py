@@ -86,7 +86,7 @@ def as_row(record: Record) -> dict[str, Any]:
 
 def decoded(row: dict[str, Any]) -> dict[str, Any]:
     """A row with its payload as a value and its map as a dict."""
-    row = {**row, "value": msgspec.json.decode(row["value"])}
+    row = {**row, "value": msgspec.json.decode(row["value"]) if row["value"] else None}
     if "headers" in row:
         row["headers"] = dict(row["headers"])
     return row

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
@@ -130,7 +130,12 @@ def has_seal(path: str) -> bool:
         return b'{"seal":' in file.read()[-400:]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
 @given(story=steps)
 def test_the_table_is_what_the_log_reads(story: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -148,7 +153,7 @@ def test_the_table_is_what_the_log_reads(story: list[Any]) -> None:
         assert [both_engines(root, partition=p) for p in (0, 1)] == expected
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None, phases=[Phase.generate])
 @given(
     cuts=st.lists(st.integers(1, 60), min_size=2, max_size=2).map(sorted),
     tasks=st.integers(1, 9),

@@ -1,20 +1,235 @@
-"""The HTTP door."""
+"""The HTTP door: one table of endpoints, from which the routes and the OpenAPI page are made.
+
+Each endpoint is a function of the hub, the request and who asks; it checks the rights itself. What
+it raises becomes a status and a JSON object with ``code`` and ``message``, by the table that the
+WebSocket door uses too.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
+import msgspec
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from trunkline import access
+from trunkline.access import Principal
 from trunkline.broker.hub import Hub
 from trunkline.broker.wire import Gate
+from trunkline.errors import Denied, Invalid, InvalidOption, TrunklineError
+from trunkline.frames import code_of, status_of
+
+logger = logging.getLogger(__name__)
+
+_encode = msgspec.json.Encoder().encode
+_SECURITY = {
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+}
+
+Handler = Callable[["Ask"], Awaitable[Response]]
+
+
+class Endpoint(NamedTuple):
+    method: str
+    path: str
+    handler: Handler
+    about: str
+    body: dict[str, Any] | None = None  # JSON Schema by media type
+    query: dict[str, Any] = {}
+    status: int = 200
+    answers: dict[str, Any] | None = None  # JSON Schema by media type; JSON of any shape if None
+    open: bool = False  # needs no token
+    tag: str = "topics"
+
+
+class Ask:
+    """A request, and who makes it."""
+
+    __slots__ = ("hub", "request", "who")
+
+    def __init__(self, hub: Hub, request: Request, who: Principal) -> None:
+        self.hub = hub
+        self.request = request
+        self.who = who
+
+    def path(self, name: str) -> str:
+        found: str = self.request.path_params[name]
+        return found
+
+    def query(self, name: str, default: str | None = None) -> str | None:
+        """One value; the same parameter twice is an error."""
+        found = self.request.query_params.getlist(name)
+        if len(found) > 1:
+            raise InvalidOption(f"{name} is given twice", name=name)
+        return found[0] if found else default
+
+    def number(self, name: str, default: int, low: int, high: int) -> int:
+        text = self.query(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) < 20):
+            raise InvalidOption(f"{name} is a whole number", name=name)
+        if not low <= int(text) <= high:
+            raise InvalidOption(f"{name} is {low} to {high}", name=name)
+        return int(text)
+
+    def flag(self, name: str) -> bool:
+        text = self.query(name, "false")
+        if text not in ("true", "false"):
+            raise InvalidOption(f"{name} is true or false", name=name)
+        return text == "true"
+
+    async def bytes(self) -> bytes:
+        """The body, within the limit for frames."""
+        limit = self.hub.options.frame_bytes
+        parts: list[bytes] = []
+        size = 0
+        async for part in self.request.stream():
+            size += len(part)
+            if size > limit:
+                raise Invalid(
+                    f"the body is larger than {limit} bytes", code="too_large", status=413
+                )
+            parts.append(part)
+        return b"".join(parts)
+
+    async def json(self, kind: Any) -> Any:
+        """The body, read as ``kind``."""
+        content = self.request.headers.get("content-type", "application/json")
+        if content.partition(";")[0].strip().lower() != "application/json":
+            raise Invalid("the body is application/json", code="media_type", status=415)
+        return decoded(await self.bytes(), kind)
+
+    def require(self, action: access.Action, topic: str, group: str = "") -> None:
+        self.hub.require(self.who, action, topic, group)
+
+
+def decoded(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeError, ValueError) as error:
+        raise InvalidOption(f"the body is not what is expected: {error}") from error
+
+
+def reply(value: Any, status: int = 200, media: str = "application/json") -> Response:
+    return Response(_encode(value), status, media_type=media)
+
+
+def failure(error: TrunklineError) -> Response:
+    said: dict[str, Any] = {"code": code_of(error), "message": error.message}
+    if error.hint:
+        said["hint"] = error.hint
+    if said["code"] == "schema" and "path" in error.fields:
+        said["path"] = error.fields["path"]
+    headers = {}
+    status = status_of(error)
+    if said["code"] == "unauthenticated":
+        headers["www-authenticate"] = "Bearer"
+    if said["code"] == "rate":
+        status = 429
+        headers["retry-after"] = str(max(1, round(error.fields.get("retry_s", 1))))
+    return Response(_encode(said), status, headers, media_type="application/json")
+
+
+class _Guard:
+    """Host, Origin and the headers that every answer has; the app below sees only what passes."""
+
+    def __init__(self, app: Any, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope)
+        refused = self._gate.refuses(request.headers)
+        if refused is not None:
+            status, reason = refused
+            denied = Denied(reason, code="refused", status=status)
+            await failure(denied)(scope, receive, send)
+            return
+
+        async def marked(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                have = {name for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *(
+                        (n.encode(), v.encode())
+                        for n, v in _SECURITY.items()
+                        if n.encode() not in have
+                    ),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, marked)
 
 
 def application(hub: Hub, gate: Gate) -> Any:
-    async def healthz(request: Request) -> Response:
-        return Response("ok\n")
+    """The ASGI application."""
+    from trunkline.broker.endpoints import ENDPOINTS
 
-    return Starlette(routes=[Route("/healthz", healthz)])
+    def route(endpoint: Endpoint) -> Route:
+        async def answer(request: Request) -> Response:
+            try:
+                who, is_wrong = gate.principal(request.headers)
+                if (who is None or is_wrong) and not endpoint.open:
+                    hub.denied(Principal(""), "connect", "")
+                    raise Denied("not authenticated", code="unauthenticated", status=401)
+                who = who or access.NOBODY
+                wait_s = hub.rate(who)
+                if wait_s:
+                    raise TrunklineError("too many requests", code="rate", retry_s=wait_s)
+                return await endpoint.handler(Ask(hub, request, who))
+            except TrunklineError as error:
+                if status_of(error) >= 500:
+                    logger.warning("%s %s: %s", request.method, request.url.path, error)
+                return failure(error)
+
+        return Route(endpoint.path, answer, methods=[endpoint.method])
+
+    async def missing(_request: Request, error: Any) -> Response:
+        return Response(
+            _encode({"code": "not_found", "message": str(error.detail)}),
+            error.status_code,
+            error.headers,
+            media_type="application/json",
+        )
+
+    async def broken(request: Request, error: Exception) -> Response:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return reply({"code": "internal", "message": "internal error"}, 500)
+
+    return Starlette(
+        routes=_merged([route(endpoint) for endpoint in ENDPOINTS]),
+        middleware=[Middleware(_Guard, gate=gate)],
+        exception_handlers={404: missing, 405: missing, 500: broken},
+    )
+
+
+def _merged(routes: list[Route]) -> list[Route]:
+    """One route a path, so that a method that is not there is answered with those that are."""
+    found: dict[str, dict[str, Route]] = {}
+    for route in routes:
+        for method in route.methods or ():
+            found.setdefault(route.path, {})[method] = route
+    merged = []
+    for path, methods in found.items():
+
+        def dispatch(methods: dict[str, Route]) -> Handler:
+            async def answer(request: Any) -> Response:
+                done: Response = await methods[request.method].endpoint(request)
+                return done
+
+            return answer
+
+        merged.append(Route(path, dispatch(methods), methods=list(methods)))
+    return merged

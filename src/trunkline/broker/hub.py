@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 PRINCIPAL = "auth_principal"  # the header that says who published; what a client puts there is lost
 RESERVED = frozenset({rights.TOPIC, configs.TOPIC, schemas.TOPIC})  # each has its own commands
+_LOOK_BACK = 1000
 
 
 class Connection(Protocol):
@@ -61,6 +62,7 @@ class Hub:
         self.is_open = False
         self.since = self.clock.now()
         self._buckets: dict[str, Bucket] = {}
+        self._underway: dict[asyncio.Future[None], Sequence[Event]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._keeper: asyncio.Task[None] | None = None
 
@@ -117,8 +119,12 @@ class Hub:
             bucket = self._buckets[who.agent] = Bucket(limit, now)
         return bucket.take(count, now)
 
-    async def publish(self, who: Principal, topic: str, events: Sequence[Event]) -> list[Receipt]:
-        """Publish events of one topic. Whether ``who`` may was asked before."""
+    async def publish(
+        self, who: Principal, topic: str, events: Sequence[Event], *, again: bool = False
+    ) -> list[Receipt]:
+        """Publish events of one topic. Whether ``who`` may was asked before. Those that are sent
+        ``again`` are kept if they were not kept before.
+        """
         if not self.is_open:
             raise Closed("the broker is closing", hint="connect again")
         if topic in RESERVED:
@@ -126,7 +132,7 @@ class Hub:
         if self.rights.is_on or any(event.headers for event in events):
             events = [self._stamped(event, who) for event in events]
         self.registry.check(topic, events)
-        receipts = await self.bus.publish_many(topic, events)
+        receipts = await (self._once if again else self._publish)(topic, events)
         self.counts.published(topic, len(receipts))
         if self.options.audit:
             for receipt in receipts:
@@ -153,6 +159,47 @@ class Hub:
         if not self.allows(who, action, topic, group):
             self.denied(who, action, topic, group)
             raise Denied("access denied", actor=who.agent, action=action, topic=topic)
+
+    async def _publish(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
+        done = asyncio.get_running_loop().create_future()
+        self._underway[done] = events
+        try:
+            return await self.bus.publish_many(topic, events)
+        finally:
+            del self._underway[done]
+            done.set_result(None)
+
+    async def _once(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
+        """Publish those of ``events`` that the log does not hold yet. They may also be on their
+        way to it, from the connection that was lost.
+        """
+        wanted = {event.id for event in events}
+        ahead = [
+            done
+            for done, others in self._underway.items()
+            if any(event.id in wanted for event in others)
+        ]
+        if ahead:
+            await asyncio.wait(ahead)
+        store = self.bus.store
+        options = (await store.topics()).get(topic)
+        earliest = min(event.ts for event in events)
+        found: dict[str, Receipt] = {}
+        for partition in range(options.partitions if options is not None else 0):
+            start = await store.seek(topic, partition, earliest)
+            while records := await store.read(topic, partition, start, _LOOK_BACK):
+                start = records[-1].offset + 1
+                for record in records:
+                    if (name := record.event.id) in wanted:
+                        durability = options.durability if options is not None else ""
+                        found[name] = Receipt(
+                            topic, partition, record.offset, name, durability=durability
+                        )
+        rest = [event for event in events if event.id not in found]
+        if rest:
+            for receipt in await self._publish(topic, rest):
+                found[receipt.id] = receipt
+        return [found[event.id] for event in events]
 
     async def policy(self, topic: str, group: str) -> GroupOptions | None:
         """What a group that nobody has made yet gets; None if it exists and keeps its own."""

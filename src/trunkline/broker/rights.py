@@ -32,6 +32,9 @@ class Rights:
         """Off until somebody asks for it or makes a token; then for good."""
         return self._forced or bool(self.tokens)
 
+    def now(self) -> datetime:
+        return self._bus.clock.now()
+
     async def refresh(self) -> bool:
         """Take in what changed; True if anything did."""
         changed = False

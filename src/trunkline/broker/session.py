@@ -106,11 +106,11 @@ class Session:
         self._ops = ops or {}
         self._loop = asyncio.get_running_loop()
         self._subscribers: dict[str | tuple[str, str], Subscriber] = {}
-        self._publishing: dict[str, list[tuple[Event, Corr | None]]] = {}
+        self._publishing: dict[tuple[str, bool], list[tuple[Event, Corr | None]]] = {}
         self._publishes = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._orders: asyncio.Queue[Subscribe | Unsubscribe | Call | Publish] = asyncio.Queue()
+        self._orders: asyncio.Queue[Subscribe | Unsubscribe | Call] = asyncio.Queue()
         self._clerk: asyncio.Task[None] | None = None
         self._paused = False
         self._closed = False
@@ -199,37 +199,41 @@ class Session:
 
     def _publish(self, frame: Publish) -> None:
         if frame.events is not None:
-            self._order(frame)
+            self._publish_batch(frame, frame.events)
             return
         event = frame.event
         if event is None:
             event = event_of(frame, self.hub.clock.now())
         self.require("publish", event.topic)
-        waiting = self._publishing.get(event.topic)
+        together = (event.topic, frame.again)
+        waiting = self._publishing.get(together)
         if waiting is not None:
             waiting.append((event, frame.corr))
         else:
             if not self._publishing:
                 self._loop.call_soon(self._publish_waiting)
-            self._publishing[event.topic] = [(event, frame.corr)]
+            self._publishing[together] = [(event, frame.corr)]
         self._publishes += 1
         if self._publishes >= self.hub.options.publish_inflight:
             self._hold_up()
 
     def _publish_waiting(self) -> None:
         waiting, self._publishing = self._publishing, {}
-        for topic, items in waiting.items():
-            self.hub.spawn(self._publish_together(topic, items))
+        for (topic, again), items in waiting.items():
+            self.hub.spawn(self._publish_together(topic, items, again))
 
-    async def _publish_together(self, topic: str, items: list[tuple[Event, Corr | None]]) -> None:
+    async def _publish_together(
+        self, topic: str, items: list[tuple[Event, Corr | None]], again: bool
+    ) -> None:
+        events = [event for event, _ in items]
         try:
-            receipts = await self.hub.publish(self.who, topic, [event for event, _ in items])
+            receipts = await self.hub.publish(self.who, topic, events, again=again)
         except (Invalid, Conflict) as error:
             if len(items) == 1:
                 self.fail(error, items[0][1], topic=topic)
             else:  # one of them is bad: let the others not suffer from it
                 for item in items:
-                    await self._publish_together(topic, [item])
+                    await self._publish_together(topic, [item], again)
                 return
         except TrunklineError as error:
             for _, corr in items:
@@ -250,14 +254,25 @@ class Session:
         self._publishes -= len(items)
         self._let_go_on()
 
-    async def _publish_batch(self, frame: Publish) -> None:
-        events = frame.events
+    def _publish_batch(self, frame: Publish, events: list[Event]) -> None:
         if not events:
             raise InvalidEvent("a batch holds at least one event", field="events")
         topic = frame.topic or events[0].topic
         self.require("publish", topic)
-        receipts = await self.hub.publish(self.who, topic, events)
-        self.tell(published(receipts, frame.corr))
+        self._publishes += len(events)
+        if self._publishes >= self.hub.options.publish_inflight:
+            self._hold_up()
+        self.hub.spawn(self._publish_whole(frame, topic, events))
+
+    async def _publish_whole(self, frame: Publish, topic: str, events: list[Event]) -> None:
+        try:
+            receipts = await self.hub.publish(self.who, topic, events, again=frame.again)
+        except TrunklineError as error:
+            self.fail(error, frame.corr, topic=topic)
+        else:
+            self.tell(published(receipts, frame.corr))
+        self._publishes -= len(events)
+        self._let_go_on()
 
     def _hold_up(self) -> None:
         if not self._paused:
@@ -272,7 +287,7 @@ class Session:
 
     # -- what takes its time, in order -------------------------------------------------------------
 
-    def _order(self, frame: Subscribe | Unsubscribe | Call | Publish) -> None:
+    def _order(self, frame: Subscribe | Unsubscribe | Call) -> None:
         self._orders.put_nowait(frame)
         if self._orders.qsize() >= _ORDERS_MAX:
             self._hold_up()
@@ -288,8 +303,6 @@ class Session:
                         await self._subscribe(frame)
                     case Unsubscribe():
                         await self._unsubscribe(frame)
-                    case Publish():
-                        await self._publish_batch(frame)
                     case Call():
                         await self._call(frame)
             except TrunklineError as error:
@@ -371,6 +384,12 @@ class Session:
             self.tell(Ok(corr=frame.corr, count=int(one is not None)))
 
     def _flow(self, frame: Credit) -> None:
+        if frame.sub is not None:
+            subscriber = self._subscribers.get(frame.sub)
+            if subscriber is not None:
+                subscriber.halt(not frame.credits)
+            self.tell(Ok(corr=frame.corr, sub=frame.sub))
+            return
         self.credits = (self.credits or 0) + frame.credits
         self.refill()
         if frame.corr is not None:

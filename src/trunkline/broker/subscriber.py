@@ -70,6 +70,7 @@ class Subscriber:
         )
         self._whole = frame.form == "event"
         self._held: set[Held] = set()
+        self._is_halted = False
         self._timeout_s = 0.0
         self._timer: Handle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -126,9 +127,9 @@ class Subscriber:
     def refill(self) -> None:
         """Let the bus lease no more than may be sent: what is leased and kept here would age."""
         credits = self._session.credits
-        if credits is None:
-            return
-        room = min(self._window, len(self._held) + credits)
+        room = self._window if credits is None else min(self._window, len(self._held) + credits)
+        if self._is_halted:
+            room = 0
         subscription = self._subscription
         if subscription._room != room:
             subscription._room = room
@@ -136,6 +137,11 @@ class Subscriber:
                 pump.wake()
         if credits:
             self._credit.set()
+
+    def halt(self, on: bool) -> None:
+        """The client wants nothing more from this subscription, or wants it again."""
+        self._is_halted = on
+        self.refill()
 
     def let_go(self, one: Held) -> None:
         self._held.discard(one)

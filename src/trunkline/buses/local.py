@@ -18,7 +18,7 @@ from trunkline.dead import Desk
 from trunkline.errors import Closed, InvalidEvent, InvalidFilter, InvalidOption, TrunklineError
 from trunkline.event import PRIORITIES, Event, Receipt, Record, check_event, new_ids
 from trunkline.group import Group, Lease
-from trunkline.middleware import compose
+from trunkline.middleware import PublishNext, compose
 from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, make
 from trunkline.pump import Hooks, Pump
 from trunkline.store import GroupKey, Store
@@ -190,7 +190,7 @@ class LocalBus:
     def use(self, *middleware: object) -> None:
         """Add middleware inside of those there are; see ``trunkline.middleware``."""
         self._middleware += middleware
-        self._chain = compose(self._middleware, "publish", self._append)
+        self._chain: PublishNext = compose(self._middleware, "publish", self._append)
         self._plain = self._on_publish is None and self._chain == self._append
 
     # -- subscribing ---------------------------------------------------------------------------

@@ -5,7 +5,7 @@ is sent again on the next one, and the broker looks for it in the log before it 
 one record, whatever broke when. Subscriptions come back by themselves; what was in hand then is
 delivered again, as after any crash.
 
-What is bound: publishes that wait for an answer (``buffer``), deliveries in hand (``max_inflight``).
+Both are bound: publishes that wait for an answer, and deliveries in hand.
 """
 
 from __future__ import annotations
@@ -16,41 +16,33 @@ import itertools
 import os
 import ssl
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
 
-from trunkline.bus import Delivery, Outcome, Start
+from trunkline.bus import Start
 from trunkline.buses.link import ClientOptions, Link
+from trunkline.buses.remote_stream import RemoteDesk, RemoteSubscription
 from trunkline.clock import Clock, SystemClock
-from trunkline.dead import Letter, Redrive
 from trunkline.errors import (
     Closed,
     InvalidEvent,
     InvalidFilter,
     InvalidOption,
-    NotFound,
-    TrunklineError,
 )
 from trunkline.event import PRIORITIES, Event, Receipt, Record, check_event, check_value, new_ids
 from trunkline.frames import (
-    Extend,
     Failure,
     From,
     Message,
-    Nack,
     Published,
     Subscribe,
-    Unsubscribe,
-    dump,
     epoch_ms,
     error_of,
 )
-from trunkline.group import Lease
 from trunkline.middleware import compose
 from trunkline.options import BusOptions, Flow, GroupOptions, Limits, TopicOptions, changed, make
 from trunkline.topics import check_group, check_pattern, check_topic
@@ -93,7 +85,7 @@ class RemoteBus:
         self._on_message = on_message
         self._plain = on_publish is None and not middleware
         self._names = itertools.count(1)
-        self._subscriptions: dict[str, RemoteSubscription] = {}
+        self.streams: dict[str, RemoteSubscription] = {}
         self._handlers: list[tuple[dict[str, Any], Handler, int]] = []
         self._workers: list[asyncio.Task[None]] = []
         self._starting: set[asyncio.Event] = set()
@@ -101,6 +93,10 @@ class RemoteBus:
         self._misfires: list[asyncio.Task[Receipt]] = []
         self._started = False
         self._closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     # -- publishing ----------------------------------------------------------------------------
 
@@ -138,10 +134,11 @@ class RemoteBus:
             else Event(id=id_, topic=topic, payload=payload, ts=now, **extra)
             for id_, payload in zip(new_ids(len(payloads)), payloads, strict=True)
         ]
-        for event in events:
-            check_event(event, self._limits)
-            if event.topic != topic:
-                raise InvalidEvent(f"an event for {event.topic} in a batch for {topic}")
+        for index, event in enumerate(events):
+            if event is payloads[index] or (extra and index == 0):
+                check_event(event, self._limits)
+                if event.topic != topic:
+                    raise InvalidEvent(f"an event for {event.topic} in a batch for {topic}")
         return await self._send(events)
 
     def fire(self, topic: str | Event, payload: Any = None, **fields: Any) -> asyncio.Task[Receipt]:
@@ -328,14 +325,11 @@ class RemoteBus:
         """Let handlers finish what they have, for at most ``timeout_s``, and end them."""
         self._started = False
         timeout_s = self.options.drain_timeout_s if timeout_s is None else timeout_s
-        for subscription in list(self._subscriptions.values()):
-            if subscription.is_handled:
-                subscription.drain()
         if self._workers:
             for ready in list(self._starting):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ready.wait(), timeout_s or 0.001)
-            for subscription in list(self._subscriptions.values()):
+            for subscription in list(self.streams.values()):
                 subscription.drain()
             _, late = await asyncio.wait(self._workers, timeout=timeout_s or 0.001)
             for task in late:
@@ -352,15 +346,15 @@ class RemoteBus:
         """Wait until every group that has handlers here has settled all there is; False if that
         took longer than ``timeout_s``.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else self.clock.monotonic() + timeout_s
         for ready in list(self._starting):
             await ready.wait()
         while True:
             self._raise_failed()
-            groups = [(s.frame.topic, s.frame.group) for s in self._subscriptions.values()]
+            groups = [(s.frame.topic, s.frame.group) for s in self.streams.values()]
             if not groups or not await self.link.call("lag", groups=groups):
                 return True
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and self.clock.monotonic() >= deadline:
                 return False
             await asyncio.sleep(_LOOK_S)
 
@@ -409,21 +403,21 @@ class RemoteBus:
     # -- as the link sees it -------------------------------------------------------------------
 
     def came(self, message: Message) -> None:
-        subscription = self._subscriptions.get(message.sub or "")
+        subscription = self.streams.get(message.sub or "")
         if subscription is not None and message.event is not None:
             subscription.put(message, message.event)
 
     def failed(self, failure: Failure) -> None:
-        subscription = self._subscriptions.get(failure.sub or "")
+        subscription = self.streams.get(failure.sub or "")
         if subscription is not None:
             subscription.fail(error_of(failure))
 
     def up(self) -> None:
-        for subscription in list(self._subscriptions.values()):
+        for subscription in list(self.streams.values()):
             subscription.resume()
 
     def down(self) -> None:
-        for subscription in self._subscriptions.values():
+        for subscription in self.streams.values():
             subscription.interrupt()
 
     # -- life ----------------------------------------------------------------------------------
@@ -436,7 +430,7 @@ class RemoteBus:
             await self.flush()
         finally:
             self._closed = True
-            for subscription in list(self._subscriptions.values()):
+            for subscription in list(self.streams.values()):
                 await subscription.close()
             await self.link.close()
 
@@ -453,255 +447,8 @@ class RemoteBus:
         await self.close()
 
 
-class RemoteSubscription:
-    def __init__(
-        self, bus: RemoteBus, frame: Subscribe, match: Callable[[Event], bool] | None
-    ) -> None:
-        self.frame = frame
-        self.is_handled = False
-        self._bus = bus
-        self._match = match
-        self._queue: deque[Delivery] = deque()
-        self._open: set[Delivery] = set()
-        self._arrived = asyncio.Event()
-        self._error: BaseException | None = None
-        self._draining = False
-        self._entered = False
-        self._closed = False
-
-    async def __aenter__(self) -> Self:
-        if self._bus._closed:
-            raise Closed("the bus is closed")
-        if self._entered or self._closed:
-            raise Closed("a subscription is entered once")
-        self._entered = True
-        link = self._bus.link
-        corr = link.next_corr()
-        data = dump(msgspec.structs.replace(self.frame, corr=corr))
-        asked = link.ask(corr, data, lambda: data)
-        # From here on it may get deliveries: they can come in one message with the answer.
-        self._bus._subscriptions[str(self.frame.sub)] = self
-        self._asked: asyncio.Future[Any] | None = asked
-        try:
-            await asked
-        except BaseException:
-            self._bus._subscriptions.pop(str(self.frame.sub), None)
-            self._closed = True
-            raise
-        finally:
-            self._asked = None
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delivery:
-        while True:
-            if self._closed or self._draining:
-                raise StopAsyncIteration
-            if self._queue:
-                return self._queue.popleft()
-            if self._error is not None:
-                raise self._error
-            if not self._entered:
-                raise Closed("enter the subscription first", hint="async with bus.subscribe(...)")
-            self._arrived.clear()
-            await self._arrived.wait()
-
-    def drain(self) -> None:
-        """Hand out nothing more: what is buffered goes back, the iteration ends."""
-        self._draining = True
-        self._arrived.set()
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._arrived.set()
-        unread = [(d.topic, d.partition, d.offset) for d in self._queue]
-        self._queue.clear()
-        for delivery in self._open:
-            delivery.outcome = Outcome.NACK  # it is no longer this subscriber's
-        self._open.clear()
-        link = self._bus.link
-        frame = self.frame
-        if self._entered and link.is_up and self._error is None:
-            corr = link.next_corr()
-            left = Unsubscribe(
-                corr=corr, topic=frame.topic, group=frame.group, sub=frame.sub, unread=unread
-            )
-            link.flush()
-            with contextlib.suppress(TrunklineError, TimeoutError):
-                async with asyncio.timeout(self._bus.options.drain_timeout_s or 1.0):
-                    await link.ask(corr, dump(left))
-        self._bus._subscriptions.pop(str(frame.sub), None)
-
-    async def aclose(self) -> None:
-        await self.close()
-
-    # -- as the bus sees it ------------------------------------------------------------------------
-
-    def put(self, message: Message, event: Event) -> None:
-        if self._closed:
-            return
-        attempt = message.attempt if isinstance(message.attempt, int) else 1
-        record = Record(event, message.partition, message.offset)
-        lease = Lease(message.offset, attempt, float("inf"), "remote")
-        delivery = Delivery(record, lease, message.group, self._settle, self._extend)
-        self._open.add(delivery)
-        if self._match is not None:
-            try:
-                wanted = bool(self._match(event))
-            except Exception as error:  # noqa: BLE001 -- a filter may fail in any way
-                text = f"the filter failed on event {event.id}: {error!r}"
-                self.fail(InvalidFilter(text))
-                return
-            if not wanted:
-                delivery.finish(Outcome.ACK)
-                return
-        self._queue.append(delivery)
-        self._arrived.set()
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._arrived.set()
-
-    def interrupt(self) -> None:
-        """The connection is lost: the broker has given what was in hand to others."""
-        self._queue.clear()
-        for delivery in self._open:
-            delivery.outcome = Outcome.NACK
-        self._open.clear()
-
-    def resume(self) -> None:
-        """There is a new connection: ask for the same again."""
-        if self._closed or self._error is not None or self._asked is not None:
-            return
-        link = self._bus.link
-        corr = link.next_corr()
-        data = dump(msgspec.structs.replace(self.frame, corr=corr))
-        link.ask(corr, data).add_done_callback(self._resumed)
-
-    def _resumed(self, asked: asyncio.Future[Any]) -> None:
-        error = None if asked.cancelled() else asked.exception()
-        if error is not None and self._bus.link.is_up:
-            self.fail(error)
-
-    def _settle(
-        self, delivery: Delivery, outcome: Outcome, delay_s: float | None, reason: str
-    ) -> None:
-        self._open.discard(delivery)
-        place = (delivery.topic, delivery.partition, delivery.group)
-        if outcome is Outcome.ACK:
-            self._bus.link.ack(place, delivery.offset)
-            return
-        self._bus.link.tell(
-            Nack(
-                topic=delivery.topic,
-                partition=delivery.partition,
-                group=delivery.group,
-                offset=delivery.offset,
-                delay_s=delay_s,
-                reason=reason[:1000] or None,
-                dead=outcome is Outcome.TERM,
-            )
-        )
-
-    def _extend(self, delivery: Delivery) -> None:
-        self._bus.link.tell(
-            Extend(
-                topic=delivery.topic,
-                partition=delivery.partition,
-                group=delivery.group,
-                offset=delivery.offset,
-            )
-        )
-
-
-class RemoteDesk:
-    """The dead letters of one topic, behind a broker."""
-
-    def __init__(self, bus: RemoteBus, topic: str) -> None:
-        self._bus = bus
-        self.topic = topic.removesuffix(".DLQ")
-
-    async def letters(
-        self, *, group: str | None = None, closed: bool = False
-    ) -> AsyncIterator[Letter]:
-        for letter in await self._listed(group=group, closed=closed):
-            yield letter
-
-    async def letter(self, offset: int) -> Letter:
-        for letter in await self._listed(closed=True, offsets=[offset]):
-            return letter
-        raise NotFound(f"there is no dead letter {offset} of {self.topic}", offset=offset)
-
-    async def redrive(
-        self,
-        *,
-        group: str | None = None,
-        offsets: set[int] | None = None,
-        match: Callable[[Event], bool] | None = None,
-        rate: float | None = None,
-        dry_run: bool = False,
-        max_redrives: int = 3,
-    ) -> AsyncIterator[Redrive]:
-        """Give each record back to the one group that gave it up."""
-        for letter in await self._chosen(group, offsets, match):
-            found = await self._bus.link.call(
-                "redrive",
-                topic=self.topic,
-                offsets=[letter.offset],
-                dry_run=dry_run,
-                max_redrives=max_redrives,
-            )
-            done = msgspec.convert(found, list[Redrive])
-            for one in done:
-                yield one
-            if rate and not dry_run and done and not done[0].refused:
-                await self._bus.clock.sleep(1 / rate)
-
-    async def drop(
-        self,
-        *,
-        group: str | None = None,
-        offsets: set[int] | None = None,
-        match: Callable[[Event], bool] | None = None,
-        dry_run: bool = False,
-    ) -> AsyncIterator[Letter]:
-        """Close letters without giving their records back."""
-        chosen = await self._chosen(group, offsets, match)
-        if chosen and not dry_run:
-            places = [letter.offset for letter in chosen]
-            await self._bus.link.call("drop", topic=self.topic, offsets=places)
-        for letter in chosen:
-            yield letter
-
-    async def _listed(self, **args: Any) -> list[Letter]:
-        found = await self._bus.link.call("letters", topic=self.topic, **args)
-        return msgspec.convert(found, list[Letter])
-
-    async def _chosen(
-        self,
-        group: str | None,
-        offsets: set[int] | None,
-        match: Callable[[Event], bool] | None,
-    ) -> list[Letter]:
-        wanted = None if offsets is None else sorted(offsets)
-        found = await self._listed(group=group, offsets=wanted)
-        return [letter for letter in found if match is None or match(letter.event)]
-
-
 def encoded(event: Event, limits: Limits) -> bytes:
-    """The event as it travels; ``InvalidEvent`` for what is no JSON value, too large or too deep."""
+    """The event as it travels; ``InvalidEvent`` if it is no JSON value, too large or too deep."""
     try:
         whole = _encode(event)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:

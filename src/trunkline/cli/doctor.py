@@ -160,6 +160,8 @@ def _partition(folder: Folder, topic: str, partition: int) -> Iterator[Diagnosis
                     f"it is {segment.size()} bytes long, {head.end} were written",
                     "publish something: the log then looks for its true end",
                 )
+    except FileNotFoundError:  # removed or replaced while we looked, so there was life in it
+        return
     except (ValueError, TrunklineError) as error:
         yield Diagnosis("error", f"{topic}/{partition}", str(error), "trunkline doctor --salvage")
 

@@ -97,9 +97,10 @@ def _verify_partition(folder: Folder, topic: str, partition: int) -> list[Findin
         except FileNotFoundError:
             continue
         except (ValueError, TrunklineError) as error:
-            path = os.path.relpath(getattr(error, "path", ""), folder.path)
-            where = path if isinstance(error, Corrupt) else f"{topic}/{partition}"
-            return [Finding(where, getattr(error, "position", 0), str(error))]
+            if not isinstance(error, Corrupt):
+                return [Finding(f"{topic}/{partition}", 0, str(error))]
+            path = os.path.relpath(error.path, folder.path)
+            return [Finding(path, error.position, str(error))]
     return [Finding(f"{topic}/{partition}", 0, "its files keep changing: try again", severe=False)]
 
 

@@ -32,7 +32,7 @@ class Content:
         return self.payload.decode("utf-8", "surrogateescape")
 
 
-class Config:
+class SpoolConfig:
     """``config.yaml``. A value that makes no sense leaves the default in place."""
 
     __slots__ = ("ack_timeout_s", "dedup_window_s", "notify", "poll_s", "retention_max_bytes")
@@ -170,8 +170,8 @@ def parse_int(text: bytes) -> int | None:
     return value if -INT_MAX - 1 <= value <= INT_MAX else None
 
 
-def parse_config(text: bytes) -> Config:
-    config = Config()
+def parse_config(text: bytes) -> SpoolConfig:
+    config = SpoolConfig()
     for line in text.split(b"\n"):
         name, found, value = line.partition(b":")
         value = value.strip(SPACES)

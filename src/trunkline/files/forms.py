@@ -57,7 +57,7 @@ def to_line(item: Parcel) -> Json:
     ``headers``, from where ``from_line`` takes it back.
     """
     event = item.event
-    rest = _rest(event, "event_id", "topic", "actor", "idem_key")
+    rest = _rest(event, "event_id", "topic", "actor", "idem_key") | _absent(event)
     headers = _headers(item)
     payload = event.payload
     if not isinstance(payload, dict):
@@ -114,7 +114,7 @@ def to_spool(item: Parcel) -> bytes:
         headers[WRAPPED] = "json"
     if raw.endswith(b"\n"):
         headers[WRAPPED] = "newline"  # the block of a file does not keep it
-    rest = _rest(event, "priority")
+    rest = _rest(event, "priority") | _absent(event)
     rest["event_id"] = event.id
     headers[FIELDS] = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     source, kind = word(event.actor or "bus"), word(event.type or event.topic)
@@ -215,6 +215,11 @@ def _rest(event: Event, *native: str) -> Json:
     for name in ("headers", "payload", *native):
         values.pop(name, None)
     return values
+
+
+def _absent(event: Event) -> Json:
+    """The members that the other form must fill in although the event has none."""
+    return {name: None for name in ("actor", "idem_key") if getattr(event, name) is None}
 
 
 def _text(value: Any) -> str | None:

@@ -20,8 +20,8 @@ from trunkline.files.event_file import (
     PRIORITIES,
     SECONDS_MAX,
     SPACES,
-    Config,
     Content,
+    SpoolConfig,
     as_bytes,
     compose,
     header,
@@ -247,12 +247,12 @@ class Spool:
                 result.processed_bytes += size
         return result
 
-    def config(self) -> Config:
+    def config(self) -> SpoolConfig:
         try:
             with open(os.path.join(self.path, CONFIG), "rb") as file:
                 text = file.read()
         except OSError:
-            return Config()
+            return SpoolConfig()
         return parse_config(text)
 
     def wait(self, source: str = "", timeout_s: float | None = None) -> list[Pending]:

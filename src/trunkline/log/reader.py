@@ -247,9 +247,9 @@ class PartitionReader:
 
 def _time_hint(segment: Segment, wanted: int) -> int:
     """A position before which no event time reaches ``wanted``."""
-    position = 0
+    known = None
     for entry in segment.entries():
         if entry.ts >= wanted:
             break
-        position = entry.position
-    return position
+        known = entry
+    return known.position if known is not None and segment.points_at(known) else 0

@@ -7,11 +7,11 @@ time, which a producer may set.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from trunkline.event import Event
 from trunkline.log.head import Head
-from trunkline.log.line import Line, parse
+from trunkline.log.line import Damaged, Line, parse
 from trunkline.log.segment import Segment
 from trunkline.options import TopicOptions
 
@@ -67,7 +67,13 @@ class Recent:
         if self._epoch != head.epoch:
             self._keys, self._next, self._epoch = {}, 0, head.epoch
         if self._next < head.next:
-            for line, at in self._lines(head, since, max(self._next, head.next - most)):
+            start = max(self._next, head.next - most)
+            try:
+                found = self._lines(head, since, start)
+            except FileNotFoundError:  # removed or replaced since it was listed
+                self._reader.forget()
+                found = self._lines(head, since, start)
+            for line, at in found:
                 if line.meta is not None and line.meta.idem_key is not None:
                     self._note(line.meta.idem_key, line.offset, at)
             self._next = head.next
@@ -87,33 +93,43 @@ class Recent:
                 continue
             end = head.end if segment.number == head.segment else segment.size()
             for low, high in _blocks(segment, end):
-                block = _dated(segment, low, high)
+                block = _dated(segment, low, high, end)
                 blocks.append([pair for pair in block if pair[0].offset >= start])
                 if block and (block[0][1] < since or block[0][0].offset <= start):
                     return [pair for found in reversed(blocks) for pair in found]
         return [pair for found in reversed(blocks) for pair in found]
 
 
-def _blocks(segment: Segment, end: int) -> list[tuple[int, int]]:
-    edges = [0, *(e.position for e in segment.entries() if 0 < e.position < end), end]
-    return list(zip(edges, edges[1:], strict=False))[::-1]
+def _blocks(segment: Segment, end: int) -> Iterator[tuple[int, int]]:
+    """The segment in pieces, the last one first, cut where the index is right about a line."""
+    high = end
+    for entry in reversed(segment.entries()):
+        if 0 < entry.position < high and (segment.packed or segment.points_at(entry)):
+            yield entry.position, high
+            high = entry.position
+    yield 0, high
 
 
-def _dated(segment: Segment, low: int, high: int) -> list[tuple[Line, int]]:
-    """The records of ``[low, high)`` with the time their batch was written. An index entry may
-    point into a batch, whose commit then lies beyond ``high``: those lines count as new.
+def _dated(segment: Segment, low: int, high: int, end: int) -> list[tuple[Line, int]]:
+    """The records of ``[low, high)`` with the time their batch was written, which the last line of
+    the batch tells, even if that lies beyond ``high``. A damaged line has no key any more.
     """
     dated: list[tuple[Line, int]] = []
     waiting: list[Line] = []
     at = 0
-    for _, text in segment.lines(low, high):
-        line = parse(text)
-        if line.seal is not None:
+    for position, text in segment.lines(low, end):
+        if position >= high and not waiting:
+            break
+        try:
+            line = parse(text)
+        except Damaged:
             continue
-        waiting.append(line)
+        if line.seal is not None:
+            break
+        if position < high:
+            waiting.append(line)
         if line.commit is not None:
             at = line.commit.at
             dated += [(one, at) for one in waiting]
             waiting = []
-    late = at or 1 << 62
-    return dated + [(one, late) for one in waiting]
+    return dated + [(one, at) for one in waiting]

@@ -1,8 +1,8 @@
 """One file of a partition: finding a place in it, and reading bytes from there.
 
 A segment is plain JSONL, or the same cut into zstd frames once it is finished. Beside it lies an
-index of every so-many bytes: ``offset position ts packed``, where ``ts`` is the latest event time
-before that place. The index only hints: each entry is checked against the line it points at, so
+index of every so-many bytes: ``offset position ts packed crc``, where ``ts`` is the latest event
+time before that place. The index only hints: each entry is checked against the line it points at, so
 a stale or damaged index costs time and nothing else.
 """
 
@@ -12,6 +12,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from trunkline.errors import Corrupt, InvalidOption
 from trunkline.log import atomic, layout
@@ -78,20 +79,38 @@ class Segment:
         at = bisect_right(entries, position, key=lambda entry: entry.position) - 1
         if at < 0 or at + 1 >= len(entries):
             return b""
-        if self._frame[0] != at:
-            start, end = entries[at].packed, entries[at + 1].packed
-            self._frame = (at, unpack(os.pread(self.open(), end - start, start)))
+        if self._frame[0] != at and not self._unpack(at):
+            return self.read(position, size)  # by the index that the file itself gave
         skip = position - entries[at].position
         return self._frame[1][skip : skip + size]
+
+    def _unpack(self, at: int) -> bool:
+        """Have a frame at hand; False if the index was wrong about it and was made anew."""
+        here, following = self._entries[at : at + 2]
+        data = os.pread(self.open(), following.packed - here.packed, here.packed)
+        try:
+            plain = unpack(data)
+        except Damaged:
+            plain = b""
+        if len(plain) != following.position - here.position:
+            self._entries = self._make_index()
+            return False
+        self._frame = (at, plain)
+        return True
+
+    def _make_index(self) -> list[Entry]:
+        size = os.fstat(self.open()).st_size
+        return index_frames(self.path, os.pread(self.open(), size, 0))
 
     @property
     def seal(self) -> Seal | None:
         if self._seal is None:
             end = self.size()
             start = max(0, end - _CHUNK)
-            data = self.read(start, end - start)
-            while self.packed and start + len(data) < end:
-                data += self.read(start + len(data), end)
+            data = part = self.read(start, end - start)
+            while part and start + len(data) < end:
+                part = self.read(start + len(data), end)
+                data += part
             line = data.rstrip(b"\n").rpartition(b"\n")[2]
             if line.startswith(b'{"seal":') and data.endswith(b"\n"):
                 try:
@@ -104,11 +123,9 @@ class Segment:
     def first(self) -> int | None:
         """The offset of its first record; None while it has none."""
         if self._first is None:
-            offset = offset_at(self.read(0, 64))
-            if offset is None or self.holes:
-                seal = self.seal
-                offset = seal.first if seal else None
-            self._first = offset
+            # The first line may have been compacted away; the seal still knows where it began.
+            seal = self.seal
+            self._first = seal.first if seal else offset_at(self.read(0, 64))
         return self._first
 
     @property
@@ -116,6 +133,16 @@ class Segment:
         return self._seal is not None and (self._seal.holes or bool(self._seal.lost))
 
     def entries(self) -> list[Entry]:
+        """What the index says. Of a compressed segment it must fit the open file, since the frames
+        are found by it: else it is one that a crash left behind, and is made anew.
+        """
+        if self.packed:
+            if not self._entries:
+                self._entries = read_index(self.index_path)
+                size = os.fstat(self.open()).st_size
+                if len(self._entries) < 2 or self._entries[-1].packed != size:
+                    self._entries = self._make_index()
+            return self._entries
         try:
             size = os.stat(self.index_path).st_size
         except FileNotFoundError:
@@ -123,9 +150,11 @@ class Segment:
         if size != self._index_size:
             self._entries = read_index(self.index_path) if size else []
             self._index_size = size
-        if self.packed and (not self._entries or self._entries[-1].packed == 0):
-            self._entries = index_frames(self.path)
         return self._entries
+
+    def points_at(self, entry: Entry) -> bool:
+        """Whether an entry is right: the line at its position has its offset."""
+        return offset_at(self.read(entry.position, 64)) == entry.offset
 
     def locate(self, offset: int, end: int) -> int:
         """The position of the first line at or after ``offset``, or ``end``."""
@@ -133,9 +162,8 @@ class Segment:
         at = bisect_right(entries, offset, key=lambda entry: entry.offset) - 1
         position = 0
         if at >= 0 and entries[at].position < end:
-            hint = entries[at]
-            if offset_at(self.read(hint.position, 64)) == hint.offset:
-                position = hint.position
+            if self.points_at(entries[at]):
+                position = entries[at].position
         for place, line in self.lines(position, end):
             found = offset_at(line[:64])
             if found is not None and found >= offset:
@@ -162,14 +190,19 @@ class Segment:
 
 
 def read_index(path: str) -> list[Entry]:
-    with open(path, "rb") as file:
-        lines = file.read().split(b"\n")[:-1]
+    try:
+        with open(path, "rb") as file:
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
     entries: list[Entry] = []
     for line in lines:
         words = line.split(b" ")
-        if len(words) != 4 or not all(word.isdigit() for word in words):
+        if len(words) != 5 or not all(word.isdigit() for word in words[:4]):
             break
-        entry = Entry(*map(int, words))
+        entry = Entry(*map(int, words[:4]))
+        if index_line(entry) != line + b"\n":
+            break
         if entries and (entry.offset <= entries[-1].offset or entry[1] <= entries[-1][1]):
             break
         entries.append(entry)
@@ -177,7 +210,8 @@ def read_index(path: str) -> list[Entry]:
 
 
 def index_line(entry: Entry) -> bytes:
-    return b"%d %d %d %d\n" % entry
+    words = b"%d %d %d %d" % entry
+    return b"%b %08x\n" % (words, crc32(words))
 
 
 def pack(data: bytes) -> bytes:
@@ -194,10 +228,11 @@ def unpack(data: bytes) -> bytes:
     return plain
 
 
-def index_frames(path: str) -> list[Entry]:
+def index_frames(path: str, data: bytes | None = None) -> list[Entry]:
     """The index of a compressed segment from the segment itself."""
-    with open(path, "rb") as file:
-        data = file.read()
+    if data is None:
+        with open(path, "rb") as file:
+            data = file.read()
     entries: list[Entry] = []
     position = packed = 0
     latest = 0
@@ -206,12 +241,15 @@ def index_frames(path: str) -> list[Entry]:
         decoder = _zstd().ZstdDecompressor().decompressobj()
         try:
             plain = decoder.decompress(data[packed:])
+            why = "" if decoder.eof else "it ends too early"
         except _zstd().ZstdError as error:
+            why = str(error)
+        if why:
             raise Corrupt(
-                f"{os.path.basename(path)} is damaged at byte {packed}: {error}",
+                f"{os.path.basename(path)} is damaged at byte {packed}: {why}",
                 path=path,
                 position=packed,
-            ) from None
+            )
         offset = offset_at(plain[:64]) or offset + 1
         entries.append(Entry(offset, position, latest, packed))
         for text in plain.split(b"\n")[:-1]:

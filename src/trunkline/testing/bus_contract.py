@@ -549,6 +549,11 @@ class BusContract(BusFixtures):
             assert payloads(await self.now(slow)) == [3]
             await self.check_quiet(slow, clock)
 
+    async def test_a_wide_window_is_filled_without_any_ack(self, bus: Any) -> None:
+        await bus.publish_many("orders", list(range(3000)))
+        async with bus.subscribe("orders", group="billing", max_inflight=2500) as stream:
+            assert len(await self.now(stream, 2500)) == 2500
+
     async def test_another_policy_for_a_group_is_a_conflict(self, bus: Any) -> None:
         policy = self.policy(max_retries=1)
         async with bus.subscribe("orders", group="billing", policy=policy):

@@ -16,7 +16,7 @@ from trunkline.bus import Delivery
 from trunkline.dead import Letter
 from trunkline.errors import Conflict, FatalError, InvalidOption, NotFound, Reject, Retry
 from trunkline.event import Event, Receipt
-from trunkline.testing.bus_fixtures import AnyClock, BusFixtures, payloads
+from trunkline.testing.bus_fixtures import AnyClock, BusFixtures, Connect, payloads
 
 
 class Recorder:
@@ -408,6 +408,20 @@ class HandlerContract(BusFixtures):
             await self.check_quiet(audit, clock)
         assert [letter.origin for letter in await self.letters(bus)] == [1]
         assert [x.open for x in await self.letters(bus, closed=True)] == [True, False]
+
+    async def test_a_record_redriven_through_another_connection_is_delivered(
+        self, bus: Any, connect: Connect
+    ) -> None:
+        self.need("dead_letters", "shared")
+        await self.bury(bus, 1)
+        other = connect()
+        try:
+            async with bus.subscribe("orders", group="billing") as stream:
+                done = [one.refused async for one in other.dead_letters("orders").redrive()]
+                assert done == [""]
+                assert payloads(await self.now(stream)) == [1]
+        finally:
+            await other.close()
 
     async def test_a_dry_run_changes_nothing(self, bus: Any, clock: AnyClock) -> None:
         self.need("dead_letters")

@@ -1,0 +1,1 @@
+"""The names that programs written for ``events`` import, on top of Trunkline."""

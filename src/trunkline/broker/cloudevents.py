@@ -1,0 +1,232 @@
+"""Events as CloudEvents 1.0, in and out: structured, binary and in batches.
+
+One table maps the fields both know. A header whose name may be an attribute of a CloudEvent is one;
+the others travel together as JSON text in the attribute ``busheaders``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final
+from urllib.parse import quote, unquote
+
+import msgspec
+from msgspec import Meta
+
+from trunkline.errors import InvalidEvent
+from trunkline.event import Event, Record, decode_payload
+
+STRUCTURED: Final = "application/cloudevents+json"
+BATCH: Final = "application/cloudevents-batch+json"
+JSON: Final = "application/json"
+
+# Attribute of a CloudEvent, field of an event.
+_TEXT: Final = {
+    "type": "type",
+    "source": "actor",
+    "subject": "subject",
+    "partitionkey": "key",
+    "traceparent": "trace",
+    "causationid": "cause",
+    "dataclassification": "band",
+    "space": "space",
+    "priority": "priority",
+    "idemkey": "idem_key",
+}
+_OWN: Final = frozenset(
+    {"specversion", "id", "time", "topic", "expirytime", "notbefore", "caps", "data", "busheaders"}
+    | {"data_base64", "datacontenttype", "dataschema", "partition", "offset", *_TEXT}
+)
+_NAME: Final = re.compile(r"[a-z0-9]{1,40}")
+_CONTENT: Final = "datacontenttype"
+_BASE64: Final = "data-base64"  # a header: the payload is the base64 text of bytes
+
+
+def to_cloudevent(record: Record) -> dict[str, Any]:
+    """The structured form."""
+    event = record.event
+    found: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": event.id,
+        "source": event.actor or f"/topics/{event.topic}",
+        "type": event.type or event.topic,
+        "time": event.ts.isoformat(),
+        "topic": event.topic,
+        "partition": record.partition,
+        "offset": str(record.offset),  # an Integer of a CloudEvent has 32 bits
+    }
+    for name, field in _TEXT.items():
+        value = getattr(event, field)
+        if value is not None and name not in found and (field, value) not in _DEFAULTS:
+            found[name] = value
+    if event.ttl_s is not None:
+        found["expirytime"] = _later(event.ts, event.ttl_s)
+    if event.not_before is not None:
+        found["notbefore"] = event.not_before.isoformat()
+    if event.caps:
+        found["caps"] = ",".join(event.caps)
+    others = {}
+    for name, header in event.headers.items():
+        if name == _BASE64:
+            continue
+        if name == _CONTENT or (_NAME.fullmatch(name) and name not in _OWN):
+            found[name] = header
+        else:
+            others[name] = header
+    if others:
+        found["busheaders"] = msgspec.json.encode(others).decode()
+    if event.headers.get(_BASE64) and isinstance(event.payload, str):
+        found["data_base64"] = event.payload
+    elif event.payload is not None:
+        found.setdefault(_CONTENT, JSON)
+        found["data"] = event.payload
+    return found
+
+
+_Zoned = Annotated[datetime, Meta(tz=True)]
+_DEFAULTS: Final = frozenset({("priority", "normal"), ("band", "GREEN")})
+
+
+def _later(ts: datetime, ttl_s: float) -> str:
+    try:
+        return (ts + timedelta(seconds=ttl_s)).isoformat()
+    except OverflowError:
+        return "9999-12-31T23:59:59+00:00"
+
+
+def from_cloudevent(found: Any, topic: str) -> Event:
+    """An event of the structured form. ``InvalidEvent`` names the attribute that is wrong."""
+    if not isinstance(found, dict):
+        raise InvalidEvent("a CloudEvent is a JSON object")
+    payload, extra = _data_of(found)
+    return _event(found, topic, payload, extra)
+
+
+def _data_of(found: dict[str, Any]) -> tuple[Any, dict[str, str]]:
+    if "data_base64" not in found:
+        return found.get("data"), {}
+    text = found["data_base64"]
+    if not isinstance(text, str) or "data" in found:
+        raise InvalidEvent("data_base64 is text, and the only data", field="data_base64")
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidEvent(f"data_base64 is not base64: {error}", field="data_base64") from error
+    return text, {_BASE64: "1"}
+
+
+def _event(
+    found: Mapping[str, Any], topic: str, payload: Any, extra: Mapping[str, str] = {}
+) -> Event:
+    if found.get("specversion") != "1.0":
+        raise InvalidEvent("specversion is '1.0'", field="specversion")
+    for name in ("id", "source", "type"):
+        if not isinstance(found.get(name), str) or not found[name]:
+            raise InvalidEvent(f"a CloudEvent has the attribute {name}", field=name)
+    fields: dict[str, Any] = {}
+    headers = dict(extra)
+    for name, value in found.items():
+        if name in _TEXT:
+            fields[_TEXT[name]] = _text(name, value)
+        elif name == "busheaders":
+            headers |= _headers(value)
+        elif name == _CONTENT:
+            if value != JSON:
+                headers[name] = _text(name, value)
+        elif name == "dataschema" or name not in _OWN:
+            if not _NAME.fullmatch(name):
+                raise InvalidEvent(f"not the name of an attribute: {name[:60]!r}", field=name)
+            headers[name] = _text(name, value)
+    named = found.get("topic")
+    if named is not None and named != topic and topic:
+        raise InvalidEvent(f"an event for {named!r} was sent to {topic}", field="topic")
+    ts = _time("time", found["time"]) if "time" in found else None
+    if "notbefore" in found:
+        fields["not_before"] = _time("notbefore", found["notbefore"])
+    if "caps" in found:
+        fields["caps"] = tuple(cap for cap in _text("caps", found["caps"]).split(",") if cap)
+    if "expirytime" in found:
+        if ts is None:
+            raise InvalidEvent("an expirytime needs a time", field="expirytime")
+        left = (_time("expirytime", found["expirytime"]) - ts).total_seconds()
+        fields["ttl_s"] = max(0.0, left)
+    if ts is not None:
+        fields["ts"] = ts
+    name = topic or _text("topic", named or "")
+    return Event(id=found["id"], topic=name, payload=payload, headers=headers, **fields)
+
+
+def _headers(value: Any) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(_text("busheaders", value), type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise InvalidEvent(f"busheaders is a JSON object of text: {error}") from error
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if not isinstance(value, str):
+        raise InvalidEvent(f"the attribute {name[:60]} is text", field=name)
+    return value
+
+
+def _time(name: str, value: Any) -> datetime:
+    try:
+        return msgspec.convert(value, _Zoned)
+    except msgspec.ValidationError:
+        raise InvalidEvent(f"the attribute {name} is a time of RFC 3339", field=name) from None
+
+
+# -- binary mode -----------------------------------------------------------------------------------
+
+
+def from_binary(headers: Iterable[tuple[str, str]], body: bytes, topic: str) -> Event:
+    """An event whose attributes are headers ``ce-…`` and whose data is the body."""
+    found: dict[str, Any] = {}
+    content = ""
+    for name, value in headers:
+        low = name.lower()
+        if low.startswith("ce-"):
+            found[low[3:]] = unquote(value)
+        elif low == "content-type":
+            content = value
+    kind = content.partition(";")[0].strip().lower()
+    if not body:
+        return _event(found, topic, None)
+    if kind in ("", JSON) or kind.endswith("+json"):
+        if kind not in ("", JSON):
+            found[_CONTENT] = kind
+        return _event(found, topic, decode_payload(body))
+    found[_CONTENT] = kind
+    if kind.startswith("text/"):
+        try:
+            return _event(found, topic, body.decode())
+        except UnicodeDecodeError as error:
+            raise InvalidEvent(f"the body is not UTF-8: {error}") from error
+    return _event(found, topic, base64.b64encode(body).decode(), {_BASE64: "1"})
+
+
+def to_binary(record: Record) -> tuple[dict[str, str], bytes]:
+    """Headers and body of the binary form."""
+    found = to_cloudevent(record)
+    content = found.pop(_CONTENT, JSON)
+    data = found.pop("data", None)
+    raw = found.pop("data_base64", None)
+    if raw is not None:
+        body = base64.b64decode(raw)
+    elif isinstance(data, str) and content.startswith("text/"):
+        body = data.encode()
+    else:
+        body = b"" if data is None else msgspec.json.encode(data)
+    headers = {f"ce-{name}": quote(str(value), safe=_PRINTABLE) for name, value in found.items()}
+    return {**headers, "content-type": content}, body
+
+
+_PRINTABLE: Final = "!#$&'()*+,/:;=?@[]-._~<>{}|^`\\"

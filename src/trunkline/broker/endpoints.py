@@ -1,0 +1,682 @@
+"""What can be asked for over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import Response, StreamingResponse
+
+from trunkline.broker import cloudevents, exposition
+from trunkline.broker.configs import Config
+from trunkline.broker.http import Ask, Endpoint, decoded, reply
+from trunkline.broker.openapi import (
+    EVENTS_OUT,
+    PUBLISH_BODY,
+    body,
+    parameter,
+    text_answer,
+)
+from trunkline.errors import (
+    Invalid,
+    InvalidEvent,
+    InvalidOption,
+    NotFound,
+    OutOfRange,
+    TrunklineError,
+)
+from trunkline.event import Event, Receipt, Record, check_value, decode_payload
+from trunkline.filters import read_time
+from trunkline.frames import DIGEST, check_digest, envelope_of, fields_of
+from trunkline.group import Group
+from trunkline.options import TopicOptions, changed, make
+from trunkline.store import GroupKey
+from trunkline.topics import check_group, check_topic, dead_topic
+from trunkline.where import compile_where
+
+_LIMIT = 1000
+_TAIL_S = 15.0
+_BATCH_MAX = 10_000
+
+
+# -- topics ----------------------------------------------------------------------------------------
+
+
+class NewTopic(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    topic: str
+    partitions: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    retention_ms: Annotated[int, Meta(ge=0, le=10**15)] | None = None
+    max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    ack_timeout_ms: Annotated[int, Meta(ge=1, le=10**12)] | None = None
+    publish_acl: list[str] | None = msgspec.field(default=None, name="publishACL")
+    subscribe_acl: list[str] | None = msgspec.field(default=None, name="subscribeACL")
+    options: dict[str, Any] = {}
+
+
+async def create_topic(ask: Ask) -> Response:
+    asked: NewTopic = await ask.json(NewTopic)
+    name = check_topic(asked.topic)
+    ask.require("admin", name)
+    bus = ask.hub.bus
+    have = (await bus.topics()).get(name)
+    values = changed(have) if have is not None else {}
+    values |= asked.options
+    if asked.partitions is not None:
+        values["partitions"] = asked.partitions
+    if asked.retention_ms is not None:
+        values["retention_age_s"] = asked.retention_ms / 1000
+    make(TopicOptions, values)
+    await bus.define(name, **values)
+    before = ask.hub.configs.get(name)
+    await ask.hub.configs.set(
+        Config(
+            name,
+            asked.max_attempts or before.max_attempts,
+            asked.ack_timeout_ms or before.ack_timeout_ms,
+            before.publish_acl if asked.publish_acl is None else asked.publish_acl,
+            before.subscribe_acl if asked.subscribe_acl is None else asked.subscribe_acl,
+        )
+    )
+    return reply(await _topic(ask, name), 201 if have is None else 200)
+
+
+async def list_topics(ask: Ask) -> Response:
+    names = [n for n in sorted(await ask.hub.bus.topics()) if ask.hub.allows(ask.who, "read", n)]
+    return reply({"topics": [await _topic(ask, name) for name in names]})
+
+
+async def get_topic(ask: Ask) -> Response:
+    return reply(await _topic(ask, await _known(ask, "read")))
+
+
+async def delete_topic(ask: Ask) -> Response:
+    name = await _known(ask, "admin")
+    await ask.hub.bus.store.define(name, None)
+    await ask.hub.configs.set(Config(name))
+    return Response(status_code=204)
+
+
+async def _known(ask: Ask, action: Any) -> str:
+    name = check_topic(ask.path("topic"))
+    ask.require(action, name)
+    if name not in await ask.hub.bus.topics():
+        raise NotFound(f"there is no topic {name}", topic=name)
+    return name
+
+
+async def _topic(ask: Ask, name: str) -> dict[str, Any]:
+    bus = ask.hub.bus
+    options = (await bus.topics()).get(name, TopicOptions())
+    bounds = [await bus.store.bounds(name, number) for number in range(options.partitions)]
+    config = msgspec.to_builtins(ask.hub.configs.get(name))
+    return {
+        **config,
+        "partitions": options.partitions,
+        "records": sum(end - first for first, end in bounds),
+        "options": changed(options),
+    }
+
+
+async def offsets(ask: Ask) -> Response:
+    name = await _known(ask, "read")
+    bus = ask.hub.bus
+    options = (await bus.topics()).get(name, TopicOptions())
+    groups = [key for key in await bus.store.groups() if key.topic == name]
+    found = []
+    for number in range(options.partitions):
+        first, end = await bus.store.bounds(name, number)
+        mine = [await _group(ask, key) for key in groups if key.partition == number]
+        found.append({"partition": number, "first": first, "next": end, "groups": mine})
+    return reply({"topic": name, "partitions": found})
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+class NewEvent(msgspec.Struct, forbid_unknown_fields=True):
+    payload: msgspec.Raw = msgspec.Raw(b"null")
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    payload_sha256: str | None = None
+    type: str | None = None
+    id: str | None = None
+
+
+async def publish(ask: Ask) -> Response:
+    name = check_topic(ask.path("topic"))
+    ask.require("publish", name)
+    content = ask.request.headers.get("content-type", "application/json")
+    kind = content.partition(";")[0].strip().lower()
+    data = await ask.bytes()
+    if kind == cloudevents.BATCH:
+        found = decoded(data, list[dict[str, Any]])
+        if not 0 < len(found) <= _BATCH_MAX:
+            raise InvalidEvent(f"a batch holds 1 to {_BATCH_MAX} events")
+        events = [cloudevents.from_cloudevent(one, name) for one in found]
+    elif kind == cloudevents.STRUCTURED:
+        events = [cloudevents.from_cloudevent(decode_payload(data), name)]
+    elif "ce-specversion" in ask.request.headers:
+        events = [cloudevents.from_binary(ask.request.headers.items(), data, name)]
+    elif kind == "application/json":
+        events = [_new_event(ask, name, decoded(data, NewEvent))]
+    else:
+        raise Invalid(f"events do not come as {kind[:80]!r}", code="media_type", status=415)
+    for event in events:
+        check_value(event.payload, ask.hub.bus.store.options.limits.depth)  # type: ignore[attr-defined]
+    receipts = await ask.hub.publish(ask.who, name, events)
+    if kind == cloudevents.BATCH:
+        return reply({"receipts": [_receipt(receipt) for receipt in receipts]}, 201)
+    return reply(_receipt(receipts[0]), 201)
+
+
+def _new_event(ask: Ask, topic: str, asked: NewEvent) -> Event:
+    raw = bytes(asked.payload)
+    headers = asked.headers or {}
+    if asked.payload_sha256 is not None:
+        check_digest(raw, asked.payload_sha256)
+        headers = {**headers, DIGEST: asked.payload_sha256.lower()}
+    fields, rest = fields_of(headers)
+    if asked.type is not None:
+        fields["type"] = asked.type
+    if asked.id is not None:
+        fields["id"] = asked.id
+    payload = decode_payload(raw)
+    now = ask.hub.clock.now()
+    return Event(topic=topic, key=asked.key, payload=payload, headers=rest, ts=now, **fields)
+
+
+def _receipt(receipt: Receipt) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(receipt)
+    return found
+
+
+async def read_events(ask: Ask) -> Response:
+    name = await _known(ask, "read")
+    partition = ask.number("partition", 0, 0, 1023)
+    limit = ask.number("limit", 100, 1, _LIMIT)
+    where = ask.query("where")
+    wanted = None if where is None else compile_where(where)
+    at = await _offset(ask, name, partition, ask.query("from", "earliest") or "earliest")
+    found: list[Record] = []
+    looked = 0
+    while len(found) < limit and looked < 100 * _LIMIT:
+        records = await ask.hub.bus.store.read(name, partition, at, _LIMIT)
+        if not records:
+            break
+        for record in records:
+            at = record.offset + 1
+            looked += 1
+            if wanted is None or wanted(record.event):
+                found.append(record)
+                if len(found) == limit:
+                    break
+        await asyncio.sleep(0)
+    if cloudevents.BATCH in ask.request.headers.get("accept", ""):
+        batch = [cloudevents.to_cloudevent(record) for record in found]
+        return reply(batch, media=cloudevents.BATCH)
+    rows = [envelope_of(record) for record in found]
+    return reply({"topic": name, "partition": partition, "events": rows, "next": at})
+
+
+async def read_event(ask: Ask) -> Response:
+    """One record; as a CloudEvent in the binary form where that is asked for by ``form``."""
+    name = await _known(ask, "read")
+    partition, offset = int(ask.path("partition")), int(ask.path("offset"))
+    if partition > 1023 or offset > 2**63 - 1:
+        raise NotFound(f"there is no record {partition}/{offset} in {name}")
+    found = await ask.hub.bus.store.read(name, partition, offset, 1)
+    if not found or found[0].offset != offset:
+        raise OutOfRange(f"there is no record {partition}/{offset} in {name}")
+    form = ask.query("form", "envelope")
+    if form == "binary":
+        headers, data = cloudevents.to_binary(found[0])
+        return Response(data, 200, headers)
+    if form == "cloudevent":
+        return reply(cloudevents.to_cloudevent(found[0]), media=cloudevents.STRUCTURED)
+    if form != "envelope":
+        raise InvalidOption("form is envelope, cloudevent or binary", name="form")
+    return reply(envelope_of(found[0]))
+
+
+async def _offset(ask: Ask, topic: str, partition: int, text: str) -> int:
+    """An offset, ``earliest``, ``latest``, or a time: what was written since."""
+    store = ask.hub.bus.store
+    first, end = await store.bounds(topic, partition)
+    if text in ("earliest", "latest"):
+        return first if text == "earliest" else end
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        return min(max(int(text), first), end)
+    when = read_time(text)
+    if when is None:
+        raise InvalidOption("from is an offset, earliest, latest or a time", name="from")
+    return await store.seek(topic, partition, when)
+
+
+async def tail(ask: Ask) -> Response:
+    """Server-sent events, from the end on or from ``from``; ``Last-Event-ID`` goes on there."""
+    name = await _known(ask, "read")
+    partition = ask.number("partition", 0, 0, 1023)
+    where = ask.query("where")
+    wanted = None if where is None else compile_where(where)
+    limit = ask.number("limit", 0, 0, 1_000_000)
+    last = ask.request.headers.get("last-event-id", "")
+    start = ask.query("from", "latest") or "latest"
+    if last.isascii() and last.isdigit() and len(last) < 19:
+        start = str(int(last) + 1)
+    at = await _offset(ask, name, partition, start)
+    stream = _tailed(ask, name, partition, at, wanted, limit)
+    return StreamingResponse(stream, media_type="text/event-stream")
+
+
+async def _tailed(
+    ask: Ask, topic: str, partition: int, at: int, wanted: Any, limit: int
+) -> AsyncIterator[bytes]:
+    hub, store = ask.hub, ask.hub.bus.store
+    rung = asyncio.Event()
+
+    def ring(_topic: str | None) -> None:
+        rung.set()
+
+    store.bell.listen(ring, topic)
+    watch = getattr(store, "watch", None)
+    if watch is not None:
+        watch()
+    sent = 0
+    yield b": following\n\n"
+    try:
+        while hub.is_open and not (limit and sent >= limit):
+            if hub.rights.current(ask.who) is None or not hub.allows(ask.who, "read", topic):
+                yield b'event: error\ndata: {"code":"denied"}\n\n'
+                return
+            rung.clear()
+            records = await store.read(topic, partition, at, 100)
+            for record in records:
+                at = record.offset + 1
+                if wanted is None or wanted(record.event):
+                    data = msgspec.json.encode(envelope_of(record))
+                    yield b"id: %d\ndata: %b\n\n" % (record.offset, data)
+                    sent += 1
+                    if limit and sent >= limit:
+                        return
+            if not records:
+                try:
+                    async with asyncio.timeout(min(_TAIL_S, hub.options.rights_s * 3)):
+                        await rung.wait()
+                except TimeoutError:
+                    yield b": still here\n\n"
+    except TrunklineError as error:
+        yield b"event: error\ndata: %b\n\n" % msgspec.json.encode({"message": error.message})
+    finally:
+        store.bell.ignore(ring)
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+class Seek(msgspec.Struct, forbid_unknown_fields=True):
+    to: str | Annotated[int, Meta(ge=0, le=2**62)]
+
+
+async def _group(ask: Ask, key: GroupKey) -> dict[str, Any]:
+    store = ask.hub.bus.store
+    _, end = await store.bounds(key.topic, key.partition)
+
+    def look(group: Group) -> dict[str, Any]:
+        return {
+            "topic": key.topic,
+            "partition": key.partition,
+            "group": key.group,
+            "lastCommitted": group.floor,
+            "lag": group.lag(end),
+            "inflight": len(group.leases),
+            "waiting": len(group.waiting),
+            "paused": group.paused,
+            "policy": changed(group.options),
+        }
+
+    return await store.update(key, look)
+
+
+async def list_groups(ask: Ask) -> Response:
+    keys = [k for k in await ask.hub.bus.store.groups() if ask.hub.allows(ask.who, "read", k.topic)]
+    return reply({"groups": [await _group(ask, key) for key in keys]})
+
+
+async def get_group(ask: Ask) -> Response:
+    keys = await _keys(ask, "read")
+    return reply({"partitions": [await _group(ask, key) for key in keys]})
+
+
+async def _keys(ask: Ask, action: Any) -> Sequence[GroupKey]:
+    topic, group = check_topic(ask.path("topic")), check_group(ask.path("group"))
+    ask.require(action, topic, group)
+    store = ask.hub.bus.store
+    keys = [k for k in await store.groups() if (k.topic, k.group) == (topic, group)]
+    if not keys:
+        raise NotFound(f"there is no group {group} on {topic}", group=group)
+    return keys
+
+
+async def seek_group(ask: Ask) -> Response:
+    asked: Seek = await ask.json(Seek)
+    keys = await _keys(ask, "admin")
+    floors = [await _offset(ask, key.topic, key.partition, str(asked.to)) - 1 for key in keys]
+    for key, floor in zip(keys, floors, strict=True):
+        await ask.hub.bus.store.update(key, lambda group, floor=floor: group.seek(floor))  # type: ignore[misc]
+        ask.hub.bus.store.bell.ring(key.topic)
+    return reply({"partitions": [await _group(ask, key) for key in keys]})
+
+
+async def pause_group(ask: Ask) -> Response:
+    return await _pause(ask, True)
+
+
+async def resume_group(ask: Ask) -> Response:
+    return await _pause(ask, False)
+
+
+async def _pause(ask: Ask, on: bool) -> Response:
+    keys = await _keys(ask, "admin")
+    for key in keys:
+        await ask.hub.bus.store.update(key, lambda group: group.pause(on))
+        ask.hub.bus.store.bell.ring(key.topic)
+    return reply({"partitions": [await _group(ask, key) for key in keys]})
+
+
+async def delete_group(ask: Ask) -> Response:
+    for key in await _keys(ask, "admin"):
+        await ask.hub.bus.store.update(key, None)
+    return Response(status_code=204)
+
+
+# -- dead letters ----------------------------------------------------------------------------------
+
+
+class Choice(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    group: str | None = None
+    offsets: list[int] | None = None
+    where: str | None = None
+    dry_run: bool = False
+    max_redrives: Annotated[int, Meta(ge=0, le=1000)] = 3
+
+
+async def list_dead(ask: Ask) -> Response:
+    name = check_topic(ask.path("topic"))
+    ask.require("read", dead_topic(name))
+    desk = ask.hub.bus.dead_letters(name)
+    limit = ask.number("limit", 100, 1, _LIMIT)
+    found = []
+    async for letter in desk.letters(group=ask.query("group"), closed=ask.flag("closed")):
+        found.append(letter)
+        if len(found) == limit:
+            break
+    return reply({"letters": found})
+
+
+async def redrive(ask: Ask) -> Response:
+    name, asked = await _choice(ask)
+    desk = ask.hub.bus.dead_letters(name)
+    done = [
+        {"offset": one.letter.offset, "origin": one.letter.origin, "refused": one.refused or None}
+        async for one in desk.redrive(
+            group=asked.group,
+            offsets=None if asked.offsets is None else set(asked.offsets),
+            match=None if asked.where is None else compile_where(asked.where),
+            dry_run=asked.dry_run,
+            max_redrives=asked.max_redrives,
+        )
+    ]
+    return reply({"redriven": done})
+
+
+async def drop_dead(ask: Ask) -> Response:
+    name, asked = await _choice(ask)
+    desk = ask.hub.bus.dead_letters(name)
+    done = [
+        letter.offset
+        async for letter in desk.drop(
+            group=asked.group,
+            offsets=None if asked.offsets is None else set(asked.offsets),
+            match=None if asked.where is None else compile_where(asked.where),
+            dry_run=asked.dry_run,
+        )
+    ]
+    return reply({"dropped": done})
+
+
+async def _choice(ask: Ask) -> tuple[str, Choice]:
+    asked: Choice = await ask.json(Choice)
+    name = check_topic(ask.path("topic"))
+    ask.require("admin", name)
+    return name, asked
+
+
+# -- schemas ---------------------------------------------------------------------------------------
+
+
+class NewSchema(msgspec.Struct, forbid_unknown_fields=True):
+    schema: dict[str, Any] | bool
+    compatibility: str | None = None
+
+
+async def list_schemas(ask: Ask) -> Response:
+    registry = ask.hub.registry
+    names = [name for name in registry.topics() if ask.hub.allows(ask.who, "read", name)]
+    return reply({"schemas": [registry.current(name) for name in names]})
+
+
+async def get_schema(ask: Ask) -> Response:
+    name = check_topic(ask.path("topic"))
+    ask.require("read", name)
+    return reply(ask.hub.registry.current(name))
+
+
+async def schema_versions(ask: Ask) -> Response:
+    name = check_topic(ask.path("topic"))
+    ask.require("read", name)
+    return reply({"versions": ask.hub.registry.versions(name)})
+
+
+async def put_schema(ask: Ask) -> Response:
+    asked: NewSchema = await ask.json(NewSchema)
+    name = check_topic(ask.path("topic"))
+    ask.require("admin", name)
+    rule: Any = asked.compatibility
+    if rule not in (None, "backward", "forward", "full", "none"):
+        raise InvalidOption("compatibility is backward, forward, full or none")
+    return reply(await ask.hub.registry.add(name, asked.schema, rule))
+
+
+async def delete_schema(ask: Ask) -> Response:
+    name = check_topic(ask.path("topic"))
+    ask.require("admin", name)
+    await ask.hub.registry.remove(name)
+    return Response(status_code=204)
+
+
+# -- the broker itself -----------------------------------------------------------------------------
+
+
+async def stats(ask: Ask) -> Response:
+    ask.require("read", "system.metrics")
+    hub = ask.hub
+    return reply(
+        {
+            "since": hub.since,
+            "counters": hub.counts.totals(),
+            "gauges": hub.gauges(),
+            "byTopic": {topic: dict(found) for topic, found in hub.counts.by_topic.items()},
+            "health": await hub.bus.health(),
+        }
+    )
+
+
+async def metrics(ask: Ask) -> Response:
+    ask.require("read", "system.metrics")
+    text, kind = await exposition.render(ask.hub)
+    return Response(text, media_type=kind)
+
+
+async def healthz(ask: Ask) -> Response:
+    """Whether the process is alive at all."""
+    del ask
+    return reply({"ok": True})
+
+
+async def readyz(ask: Ask) -> Response:
+    """Whether it can do its work: it is not closing, and the bus is well."""
+    health = await ask.hub.bus.health()
+    ready = ask.hub.is_open and bool(health["ok"])
+    return reply({"ok": ready, **({} if ready else {"health": health})}, 200 if ready else 503)
+
+
+async def openapi(ask: Ask) -> Response:
+    from trunkline.broker.openapi import document
+
+    return reply(document(ENDPOINTS, auth=ask.hub.rights.is_on))
+
+
+async def asyncapi(ask: Ask) -> Response:
+    from trunkline.broker.asyncapi import document
+
+    return reply(document(ask.hub.registry, ask.hub.options))
+
+
+_FROM = parameter("from", "an offset, earliest, latest, or a time in ISO 8601")
+_WHERE = parameter("where", "a condition in SQL, as in payload.total > 10")
+_PARTITION = parameter("partition", "0 if not given", 0, 1023)
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint("GET", "/topics", list_topics, "all topics"),
+    Endpoint(
+        "POST", "/topics", create_topic, "make a topic, or change it", body(NewTopic), {}, 201
+    ),
+    Endpoint("GET", "/topics/{topic}", get_topic, "one topic"),
+    Endpoint("DELETE", "/topics/{topic}", delete_topic, "remove a topic for good", status=204),
+    Endpoint("GET", "/topics/{topic}/offsets", offsets, "bounds, and where each group is"),
+    Endpoint(
+        "POST",
+        "/topics/{topic}/events",
+        publish,
+        "publish an event, or a batch of CloudEvents",
+        PUBLISH_BODY,
+        {},
+        201,
+        tag="events",
+    ),
+    Endpoint(
+        "GET",
+        "/topics/{topic}/events",
+        read_events,
+        "read events, past any group",
+        None,
+        {**_FROM, **_WHERE, **_PARTITION, **parameter("limit", "100 if not given", 1, _LIMIT)},
+        answers=EVENTS_OUT,
+        tag="events",
+    ),
+    Endpoint(
+        "GET",
+        "/topics/{topic}/events/{partition:int}/{offset:int}",
+        read_event,
+        "one event",
+        None,
+        parameter("form", "envelope, cloudevent or binary"),
+        answers={"*/*": {}},
+        tag="events",
+    ),
+    Endpoint(
+        "GET",
+        "/topics/{topic}/tail",
+        tail,
+        "follow events (server-sent events)",
+        None,
+        {
+            **_FROM,
+            **_WHERE,
+            **_PARTITION,
+            **parameter("limit", "end after so many; 0 for never", 0, 1_000_000),
+        },
+        answers=text_answer("text/event-stream"),
+        tag="events",
+    ),
+    Endpoint("GET", "/groups", list_groups, "all groups", tag="groups"),
+    Endpoint("GET", "/topics/{topic}/groups/{group}", get_group, "one group", tag="groups"),
+    Endpoint(
+        "DELETE",
+        "/topics/{topic}/groups/{group}",
+        delete_group,
+        "remove a group",
+        status=204,
+        tag="groups",
+    ),
+    Endpoint(
+        "POST",
+        "/topics/{topic}/groups/{group}/seek",
+        seek_group,
+        "move a group to an offset, earliest, latest or a time",
+        body(Seek),
+        tag="groups",
+    ),
+    Endpoint(
+        "POST", "/topics/{topic}/groups/{group}/pause", pause_group, "deliver nothing", tag="groups"
+    ),
+    Endpoint(
+        "POST", "/topics/{topic}/groups/{group}/resume", resume_group, "deliver again", tag="groups"
+    ),
+    Endpoint(
+        "GET",
+        "/topics/{topic}/dlq",
+        list_dead,
+        "dead letters",
+        None,
+        {
+            **parameter("group", "of this group alone"),
+            **parameter("closed", "true: those that are done with too"),
+            **parameter("limit", "100 if not given", 1, _LIMIT),
+        },
+        tag="dlq",
+    ),
+    Endpoint(
+        "POST",
+        "/topics/{topic}/dlq/redrive",
+        redrive,
+        "give records back to the groups that gave them up",
+        body(Choice),
+        tag="dlq",
+    ),
+    Endpoint(
+        "POST", "/topics/{topic}/dlq/drop", drop_dead, "close dead letters", body(Choice), tag="dlq"
+    ),
+    Endpoint("GET", "/schemas", list_schemas, "the schema of every topic", tag="schemas"),
+    Endpoint("GET", "/schemas/{topic}", get_schema, "the schema of a topic", tag="schemas"),
+    Endpoint(
+        "PUT",
+        "/schemas/{topic}",
+        put_schema,
+        "give a topic its next schema",
+        body(NewSchema),
+        tag="schemas",
+    ),
+    Endpoint(
+        "DELETE", "/schemas/{topic}", delete_schema, "take anything", status=204, tag="schemas"
+    ),
+    Endpoint(
+        "GET", "/schemas/{topic}/versions", schema_versions, "all its versions", tag="schemas"
+    ),
+    Endpoint("GET", "/stats", stats, "what happened since the start", tag="broker"),
+    Endpoint(
+        "GET",
+        "/metrics",
+        metrics,
+        "for Prometheus",
+        answers=text_answer("text/plain"),
+        tag="broker",
+    ),
+    Endpoint("GET", "/healthz", healthz, "alive", open=True, tag="broker"),
+    Endpoint("GET", "/readyz", readyz, "ready", open=True, tag="broker"),
+    Endpoint("GET", "/openapi.json", openapi, "this page", open=True, tag="broker"),
+    Endpoint("GET", "/asyncapi.json", asyncapi, "the frames", open=True, tag="broker"),
+)

@@ -1,0 +1,288 @@
+"""What a bus behind a broker hands out: streams of deliveries, and the desk of dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from trunkline.bus import Delivery, Outcome
+from trunkline.buses.link import Link
+from trunkline.clock import Clock
+from trunkline.dead import Letter, Redrive
+from trunkline.errors import Closed, InvalidFilter, NotFound, TrunklineError
+from trunkline.event import Event, Record
+from trunkline.frames import Credit, Extend, Message, Nack, Subscribe, Unsubscribe, dump
+from trunkline.group import Lease
+from trunkline.options import BusOptions
+
+
+class Home(Protocol):
+    """The bus, as a stream of it sees it."""
+
+    link: Link
+    clock: Clock
+    options: BusOptions
+    streams: dict[str, RemoteSubscription]
+
+    @property
+    def is_closed(self) -> bool: ...
+
+
+class RemoteSubscription:
+    def __init__(self, bus: Home, frame: Subscribe, match: Callable[[Event], bool] | None) -> None:
+        self.frame = frame
+        self._bus = bus
+        self._match = match
+        self._queue: deque[Delivery] = deque()
+        self._open: set[Delivery] = set()
+        self._arrived = asyncio.Event()
+        self._error: BaseException | None = None
+        self._draining = False
+        self._entered = False
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        if self._bus.is_closed:
+            raise Closed("the bus is closed")
+        if self._entered or self._closed:
+            raise Closed("a subscription is entered once")
+        self._entered = True
+        link = self._bus.link
+        corr = link.next_corr()
+        data = dump(msgspec.structs.replace(self.frame, corr=corr))
+        asked = link.ask(corr, data, lambda: data)
+        # From here on it may get deliveries: they can come in one message with the answer.
+        self._bus.streams[str(self.frame.sub)] = self
+        self._asked: asyncio.Future[Any] | None = asked
+        try:
+            await asked
+        except BaseException:
+            self._bus.streams.pop(str(self.frame.sub), None)
+            self._closed = True
+            raise
+        finally:
+            self._asked = None
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        while True:
+            if self._closed or self._draining:
+                raise StopAsyncIteration
+            if self._queue:
+                return self._queue.popleft()
+            if self._error is not None:
+                raise self._error
+            if not self._entered:
+                raise Closed("enter the subscription first", hint="async with bus.subscribe(...)")
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def drain(self) -> None:
+        """Hand out nothing more: what is buffered goes back, the iteration ends."""
+        if not self._draining:
+            self._draining = True
+            self._arrived.set()
+            self._bus.link.tell(Credit(credits=0, sub=self.frame.sub))
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._draining = True
+        self._arrived.set()
+        if self._entered and self._bus.link.is_up and self._error is None:
+            with contextlib.suppress(TrunklineError, TimeoutError):
+                async with asyncio.timeout(self._bus.options.drain_timeout_s or 1.0):
+                    await self._leave()
+        self._closed = True
+        self._give_up()
+        self._bus.streams.pop(str(self.frame.sub), None)
+
+    async def _leave(self) -> None:
+        """First let nothing more come, then give back what came and was not looked at."""
+        link, frame = self._bus.link, self.frame
+        corr = link.next_corr()
+        await link.ask(corr, dump(Credit(corr=corr, credits=0, sub=frame.sub)))
+        unread = [(d.topic, d.partition, d.offset) for d in self._queue]
+        self._give_up()
+        corr = link.next_corr()
+        left = Unsubscribe(
+            corr=corr, topic=frame.topic, group=frame.group, sub=frame.sub, unread=unread or None
+        )
+        link.flush()
+        await link.ask(corr, dump(left))
+
+    def _give_up(self) -> None:
+        """What is in hand is no longer this subscriber's."""
+        self._queue.clear()
+        for delivery in self._open:
+            delivery.outcome = Outcome.NACK
+        self._open.clear()
+
+    async def aclose(self) -> None:
+        await self.close()
+
+    # -- as the bus sees it ------------------------------------------------------------------------
+
+    def put(self, message: Message, event: Event) -> None:
+        if self._closed:
+            return
+        attempt = message.attempt if isinstance(message.attempt, int) else 1
+        record = Record(event, message.partition, message.offset)
+        lease = Lease(message.offset, attempt, float("inf"), "remote")
+        delivery = Delivery(record, lease, message.group, self._settle, self._extend)
+        self._open.add(delivery)
+        if self._match is not None:
+            try:
+                wanted = bool(self._match(event))
+            except Exception as error:  # noqa: BLE001 -- a filter may fail in any way
+                text = f"the filter failed on event {event.id}: {error!r}"
+                self.fail(InvalidFilter(text))
+                return
+            if not wanted:
+                delivery.finish(Outcome.ACK)
+                return
+        self._queue.append(delivery)
+        self._arrived.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._arrived.set()
+
+    def interrupt(self) -> None:
+        """The connection is lost: the broker has given what was in hand to others."""
+        self._give_up()
+
+    def resume(self) -> None:
+        """There is a new connection: ask for the same again."""
+        if self._draining or self._error is not None or self._asked is not None:
+            return
+        link = self._bus.link
+        corr = link.next_corr()
+        data = dump(msgspec.structs.replace(self.frame, corr=corr))
+        link.ask(corr, data).add_done_callback(self._resumed)
+
+    def _resumed(self, asked: asyncio.Future[Any]) -> None:
+        error = None if asked.cancelled() else asked.exception()
+        if error is not None and self._bus.link.is_up:
+            self.fail(error)
+
+    def _settle(
+        self, delivery: Delivery, outcome: Outcome, delay_s: float | None, reason: str
+    ) -> None:
+        self._open.discard(delivery)
+        place = (delivery.topic, delivery.partition, delivery.group)
+        if outcome is Outcome.ACK:
+            self._bus.link.ack(place, delivery.offset)
+            return
+        self._bus.link.tell(
+            Nack(
+                topic=delivery.topic,
+                partition=delivery.partition,
+                group=delivery.group,
+                offset=delivery.offset,
+                delay_s=delay_s,
+                reason=reason[:1000] or None,
+                dead=outcome is Outcome.TERM,
+            )
+        )
+
+    def _extend(self, delivery: Delivery) -> None:
+        self._bus.link.tell(
+            Extend(
+                topic=delivery.topic,
+                partition=delivery.partition,
+                group=delivery.group,
+                offset=delivery.offset,
+            )
+        )
+
+
+class RemoteDesk:
+    """The dead letters of one topic, behind a broker."""
+
+    def __init__(self, bus: Home, topic: str) -> None:
+        self._bus = bus
+        self.topic = topic.removesuffix(".DLQ")
+
+    async def letters(
+        self, *, group: str | None = None, closed: bool = False
+    ) -> AsyncIterator[Letter]:
+        for letter in await self._listed(group=group, closed=closed):
+            yield letter
+
+    async def letter(self, offset: int) -> Letter:
+        for letter in await self._listed(closed=True, offsets=[offset]):
+            return letter
+        raise NotFound(f"there is no dead letter {offset} of {self.topic}", offset=offset)
+
+    async def redrive(
+        self,
+        *,
+        group: str | None = None,
+        offsets: set[int] | None = None,
+        match: Callable[[Event], bool] | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        max_redrives: int = 3,
+    ) -> AsyncIterator[Redrive]:
+        """Give each record back to the one group that gave it up."""
+        for letter in await self._chosen(group, offsets, match):
+            found = await self._bus.link.call(
+                "redrive",
+                topic=self.topic,
+                offsets=[letter.offset],
+                dry_run=dry_run,
+                max_redrives=max_redrives,
+            )
+            done = msgspec.convert(found, list[Redrive])
+            for one in done:
+                yield one
+            if rate and not dry_run and done and not done[0].refused:
+                await self._bus.clock.sleep(1 / rate)
+
+    async def drop(
+        self,
+        *,
+        group: str | None = None,
+        offsets: set[int] | None = None,
+        match: Callable[[Event], bool] | None = None,
+        dry_run: bool = False,
+    ) -> AsyncIterator[Letter]:
+        """Close letters without giving their records back."""
+        chosen = await self._chosen(group, offsets, match)
+        if chosen and not dry_run:
+            places = [letter.offset for letter in chosen]
+            await self._bus.link.call("drop", topic=self.topic, offsets=places)
+        for letter in chosen:
+            yield letter
+
+    async def _listed(self, **args: Any) -> list[Letter]:
+        found = await self._bus.link.call("letters", topic=self.topic, **args)
+        return msgspec.convert(found, list[Letter])
+
+    async def _chosen(
+        self,
+        group: str | None,
+        offsets: set[int] | None,
+        match: Callable[[Event], bool] | None,
+    ) -> list[Letter]:
+        wanted = None if offsets is None else sorted(offsets)
+        found = await self._listed(group=group, offsets=wanted)
+        return [letter for letter in found if match is None or match(letter.event)]

@@ -1,0 +1,120 @@
+"""``trunkline token``: who may use a broker, and for what."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+
+from trunkline.access import EVERYTHING, Grant, Token
+from trunkline.cli import branch, leaf
+from trunkline.cli.places import bus_url, duration
+from trunkline.errors import InvalidOption
+
+T = TypeVar("T")
+
+
+def register(commands: argparse._SubParsersAction[Any]) -> None:
+    below = branch(commands, "token", "create, list and revoke tokens for the broker")
+    create = leaf(below, "create", run_create, "make a token; it is shown once")
+    create.add_argument("agent", help="who it is for")
+    create.add_argument("--publish", action="append", default=[], metavar="TOPIC")
+    create.add_argument("--subscribe", action="append", default=[], metavar="TOPIC")
+    create.add_argument("--read", action="append", default=[], metavar="TOPIC")
+    create.add_argument("--manage", action="append", default=[], metavar="TOPIC")
+    create.add_argument("--group", action="append", default=[], metavar="GROUP")
+    create.add_argument("--deny", action="append", default=[], metavar="TOPIC")
+    create.add_argument("--admin", action="store_true", help="everything")
+    create.add_argument("--expires", type=duration, help="for how long: 90d, 12h (for ever)")
+    leaf(below, "ls", run_ls, "list tokens, without their secrets")
+    revoke = leaf(below, "revoke", run_revoke, "make a token worthless, within seconds")
+    revoke.add_argument("id")
+
+
+def grants_of(args: argparse.Namespace) -> list[Grant]:
+    """Patterns as on the command line, as grants."""
+    groups = tuple(args.group) or (">",)
+    found = [EVERYTHING] if args.admin else []
+    if args.publish:
+        found.append(Grant(("publish",), tuple(args.publish)))
+    if args.subscribe:
+        found.append(Grant(("subscribe", "read"), tuple(args.subscribe), groups))
+    if args.read:
+        found.append(Grant(("read",), tuple(args.read)))
+    if args.manage:
+        found.append(Grant(("admin",), tuple(args.manage), groups))
+    if args.deny:
+        found.append(Grant(("admin",), tuple(args.deny), (">",), deny=True))
+    if not found:
+        raise InvalidOption(
+            "a token that allows nothing", hint="--publish, --subscribe, --read, --manage, --admin"
+        )
+    return found
+
+
+def run_create(args: argparse.Namespace) -> None:
+    grants = grants_of(args)
+
+    async def create(rights: Any) -> tuple[str, Token]:
+        expires = None if args.expires is None else rights.now() + timedelta(seconds=args.expires)
+        made: tuple[str, Token] = await rights.create(args.agent, grants, expires)
+        return made
+
+    text, token = _with_rights(args, create)
+    if args.json:
+        print(json.dumps({"token": text, "id": token.id, "agent": token.agent}))
+    else:
+        print(text)
+
+
+def run_ls(args: argparse.Namespace) -> None:
+    async def listed(rights: Any) -> list[Token]:
+        return sorted(rights.tokens.values(), key=lambda token: str(token.created))
+
+    for token in _with_rights(args, listed):
+        shown = msgspec.to_builtins(token)
+        del shown["digest"]
+        if args.json:
+            print(json.dumps(shown))
+        elif args.quiet:
+            print(token.id)
+        else:
+            state = "revoked" if token.revoked else str(shown.get("expires", "for ever"))
+            print(f"{token.id}  {token.agent}  {state}  {_said(token)}")
+
+
+def run_revoke(args: argparse.Namespace) -> None:
+    async def revoke(rights: Any) -> Token:
+        gone: Token = await rights.revoke(args.id)
+        return gone
+
+    token = _with_rights(args, revoke)
+    if args.json:
+        print(json.dumps({"id": token.id, "agent": token.agent, "revoked": True}))
+    elif not args.quiet:
+        print(f"revoked {token.id} of {token.agent}")
+
+
+def _said(token: Token) -> str:
+    return "; ".join(
+        f"{'not ' if grant.deny else ''}{','.join(grant.actions)} {','.join(grant.topics)}"
+        for grant in token.grants
+    )
+
+
+def _with_rights(args: argparse.Namespace, job: Callable[[Any], Awaitable[T]]) -> T:
+    from trunkline.broker.rights import Rights
+    from trunkline.buses import connect
+
+    async def run() -> T:
+        async with connect(bus_url(args), allow_network=args.allow_network) as bus:
+            rights = Rights(bus)
+            await rights.refresh()
+            return await job(rights)
+
+    return asyncio.run(run())

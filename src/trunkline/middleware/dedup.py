@@ -1,0 +1,47 @@
+"""Handle an event once: what was handled lately is acked without calling the handler.
+
+Goes by ``idem_key``, or by the event's id where it has none, for each group by itself. It remembers
+in this process's memory, so it spares a handler most repeats; it does not replace one that is
+idempotent. What is remembered was handled to its end, so a failure is tried again as ever.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from trunkline.bus import Delivery, Outcome
+from trunkline.errors import InvalidOption, Retry
+from trunkline.middleware import HandleNext
+
+Key = tuple[str, str, str]
+
+
+class Dedup:
+    """``size`` is how many events are remembered; the one that was met longest ago goes first."""
+
+    def __init__(self, size: int = 10_000) -> None:
+        if size < 1:
+            raise InvalidOption("size is at least 1", name="size", value=size)
+        self._size = size
+        self._done: OrderedDict[Key, None] = OrderedDict()
+        self._busy: set[Key] = set()
+
+    async def handle(self, delivery: Delivery, call_next: HandleNext) -> Any:
+        event = delivery.event
+        key = (delivery.topic, delivery.group, event.idem_key or event.id)
+        if key in self._done:
+            self._done.move_to_end(key)
+            return None
+        if key in self._busy:
+            raise Retry(reason="the same event is being handled")
+        self._busy.add(key)
+        try:
+            result = await call_next(delivery)
+        finally:
+            self._busy.discard(key)
+        if delivery.outcome in (None, Outcome.ACK):
+            self._done[key] = None
+            if len(self._done) > self._size:
+                self._done.popitem(last=False)
+        return result

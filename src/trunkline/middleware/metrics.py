@@ -1,0 +1,119 @@
+"""Counts and durations for Prometheus.
+
+::
+
+    metrics = Metrics()
+    bus = trunkline.connect("file:.bus", middleware=[metrics], hooks=metrics.hooks)
+
+==================================== =====================================================
+trunkline_published_total            events published, by topic and result (ok, duplicate,
+                                     or the name of the error)
+trunkline_settled_total              deliveries that handlers were done with, by topic, group
+                                     and outcome (ack, nack, term)
+trunkline_publish_duration_seconds   until a publish was acknowledged, by topic
+trunkline_process_duration_seconds   how long a handler took, by topic and group
+trunkline_dlq_total                  dead letters written, by topic, group and reason
+trunkline_storage_full               1 while publishing fails for want of room, else 0
+==================================== =====================================================
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from trunkline.bus import Delivery
+from trunkline.errors import Reject, StorageFull
+from trunkline.event import Event, Receipt, Record
+from trunkline.middleware import HandleNext, PublishNext
+from trunkline.pump import Hooks
+from trunkline.store import GroupKey
+
+_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class _Meters:
+    """What one registry holds; a second bus on the same registry counts on."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        where: Any = {"registry": registry}
+        self.published = Counter(
+            "trunkline_published_total", "Events published", ["topic", "result"], **where
+        )
+        self.settled = Counter(
+            "trunkline_settled_total",
+            "Deliveries that handlers were done with",
+            ["topic", "group", "outcome"],
+            **where,
+        )
+        self.publish_s = Histogram(
+            "trunkline_publish_duration_seconds",
+            "Until a publish was acknowledged",
+            ["topic"],
+            buckets=_BUCKETS,
+            **where,
+        )
+        self.process_s = Histogram(
+            "trunkline_process_duration_seconds",
+            "How long a handler took",
+            ["topic", "group"],
+            buckets=_BUCKETS,
+            **where,
+        )
+        self.dlq = Counter(
+            "trunkline_dlq_total", "Dead letters written", ["topic", "group", "reason"], **where
+        )
+        self.full = Gauge("trunkline_storage_full", "1 while there is no room to publish", **where)
+
+
+_meters: WeakKeyDictionary[CollectorRegistry, _Meters] = WeakKeyDictionary()
+
+
+class Metrics:
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        if registry not in _meters:
+            _meters[registry] = _Meters(registry)
+        self._m = _meters[registry]
+
+    @property
+    def hooks(self) -> Hooks:
+        """Give these to the bus: without them dead letters are not counted."""
+        return Hooks(dead=self._dead)
+
+    async def publish(self, events: list[Event], call_next: PublishNext) -> list[Receipt]:
+        topic, started = events[0].topic, time.perf_counter()
+        try:
+            receipts = await call_next(events)
+        except BaseException as error:
+            self._m.published.labels(topic, type(error).__name__).inc(len(events))
+            if isinstance(error, StorageFull):
+                self._m.full.set(1)
+            raise
+        self._m.publish_s.labels(topic).observe(time.perf_counter() - started)
+        repeated = sum(receipt.duplicate for receipt in receipts)
+        self._m.published.labels(topic, "ok").inc(len(receipts) - repeated)
+        if repeated:
+            self._m.published.labels(topic, "duplicate").inc(repeated)
+        self._m.full.set(0)
+        return receipts
+
+    async def handle(self, delivery: Delivery, call_next: HandleNext) -> Any:
+        started, outcome = time.perf_counter(), "nack"
+        try:
+            result = await call_next(delivery)
+            outcome = "ack" if delivery.outcome is None else delivery.outcome.value
+            return result
+        except Reject:
+            outcome = "term"
+            raise
+        finally:
+            place = (delivery.topic, delivery.group)
+            self._m.process_s.labels(*place).observe(time.perf_counter() - started)
+            self._m.settled.labels(*place, outcome).inc()
+
+    def _dead(self, key: GroupKey, record: Record, reason: str, error: str) -> None:
+        del record, error
+        self._m.dlq.labels(key.topic, key.group, reason).inc()

@@ -1,0 +1,274 @@
+"""The rules of delivery, driven by hand: offsets and times in, leases out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from trunkline.errors import Conflict
+from trunkline.group import AnyOp, Group, Item, Lease, Saved, backoff_s, load
+from trunkline.options import GroupOptions
+
+NEVER = float("inf")
+
+
+def make(count: int = 0, *, keys: str = "", **options: Any) -> Group:
+    """A group whose window holds offsets 1 to ``count``, with keys from ``keys``, '-' for none."""
+    group = Group(GroupOptions(**options))
+    for offset in range(1, max(count, len(keys)) + 1):
+        key = keys[offset - 1] if keys else "-"
+        group.offer(Item(offset, None if key == "-" else key, 2, 0.0, NEVER, 0.0))
+    return group
+
+
+def take(group: Group, limit: int = 100, now: float = 0.0, by: str = "me") -> list[int]:
+    return [one.offset for one in group.take(by, now=now, wall=now, limit=limit).leases]
+
+
+def the(group: Group, offset: int) -> Lease:
+    return group.leases[offset]
+
+
+def test_an_event_acked_out_of_order_does_not_move_the_floor() -> None:
+    group = make(5)
+    assert take(group) == [1, 2, 3, 4, 5]
+
+    assert group.settle([2, 4]) == [2, 4]
+    assert (group.floor, list(group.settled)) == (0, [(2, 2), (4, 4)])
+    assert group.settle([1]) == [1]
+    assert (group.floor, list(group.settled)) == (2, [(4, 4)])
+    assert group.settle([3, 4]) == [3]
+    assert (group.floor, list(group.settled), group.last_settled) == (4, [], 4)
+    assert group.lag(6) == 1
+
+
+def test_no_more_is_leased_than_asked_for() -> None:
+    group = make(5)
+    assert take(group, 2) == [1, 2]
+    assert take(group, 2) == [3, 4]
+    assert take(group, 0) == []
+    assert take(group) == [5]
+    assert take(group) == []
+
+
+def test_a_lease_counts_as_an_attempt_and_a_return_takes_it_back() -> None:
+    group = make(1)
+    take(group)
+    assert the(group, 1).attempt == 1
+    group.give_back([the(group, 1)])
+    take(group)
+    assert the(group, 1).attempt == 1
+    group.fail(the(group, 1), now=0.0, delay_s=0.0)
+    take(group)
+    assert the(group, 1).attempt == 2
+
+
+def test_a_failed_lease_waits_for_its_time() -> None:
+    group = make(1)
+    take(group, now=10.0)
+    assert group.fail(the(group, 1), now=10.0, delay_s=5.0) is False
+
+    assert group.next_wakeup(10.0, 10.0) == 5.0
+    assert take(group, now=14.9) == []
+    assert take(group, now=15.0) == [1]
+
+
+def test_when_no_try_is_left_the_lease_stays_until_it_is_buried() -> None:
+    group = make(1, max_retries=1)
+    for _ in range(2):
+        take(group)
+        dead = group.fail(the(group, 1), now=0.0, delay_s=0.0)
+    assert dead is True
+    assert take(group) == []
+    assert group.settle([1]) == [1]
+    assert (group.leases, group.attempts) == ({}, {})
+
+
+def test_a_record_that_kills_its_consumer_runs_out_of_tries_too() -> None:
+    group = make(1, max_retries=1)
+    for _ in range(2):
+        assert take(group, by="victim") == [1]
+        group.free("victim")
+    taken = group.take("me", now=0.0, wall=0.0, limit=10)
+    assert (taken.leases, [one.offset for one in taken.dead]) == ([], [1])
+
+
+def test_what_another_member_lost_cannot_be_failed_or_extended() -> None:
+    group = make(1)
+    take(group, by="a")
+    old = the(group, 1)
+    group.free("a")
+    take(group, by="b")
+
+    assert group.fail(old, now=0.0, delay_s=0.0) is None
+    assert group.extend(old, now=0.0) is None
+    assert group.hold(old, now=0.0) is False
+    group.give_back([old])
+    assert the(group, 1).by == "b"
+
+
+def test_expired_leases_are_found_once_and_extended_ones_later() -> None:
+    group = make(2, ack_timeout_s=30.0)
+    take(group)
+    group.extend(the(group, 2), now=10.0)
+
+    assert group.expired(29.9) == []
+    assert [one.offset for one in group.expired(30.0)] == [1]
+    group.fail(the(group, 1), now=30.0, delay_s=100.0)
+    assert [one.offset for one in group.expired(40.0)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("ordering", "first"), [("key", [1, 2, 5]), ("partition", [1]), ("none", [1, 2, 3, 4, 5])]
+)
+def test_what_may_be_handled_at_once(ordering: Any, first: list[int]) -> None:
+    group = make(keys="ab-ab"[:2] + "ab-", ordering=ordering)
+    assert take(group) == first
+
+
+def test_a_key_goes_on_when_its_head_is_settled_and_not_before() -> None:
+    group = make(keys="aaa")
+    assert take(group) == [1]
+    group.fail(the(group, 1), now=0.0, delay_s=9.0)
+    assert take(group) == []
+    assert take(group, now=9.0) == [1]
+    group.settle([1])
+    assert take(group, now=9.0) == [2]
+
+
+def test_higher_priority_first_and_offset_order_inside_one() -> None:
+    group = Group(GroupOptions())
+    for offset, rank in enumerate((3, 2, 0, 1, 0), 1):
+        group.offer(Item(offset, None, rank, 0.0, NEVER, 0.0))
+    assert [take(group, 1)[0] for _ in range(5)] == [3, 5, 4, 2, 1]
+
+
+def test_what_waits_gains_a_step_of_priority_for_every_aging_time() -> None:
+    group = Group(GroupOptions(aging_s=5.0))
+    group.offer(Item(1, None, 3, 0.0, NEVER, 0.0))
+    group.offer(Item(2, None, 0, 0.0, NEVER, 14.9))
+    assert take(group, 1, now=14.9) == [2]
+    group.offer(Item(3, None, 0, 0.0, NEVER, 15.1))
+    assert take(group, 1, now=15.1) == [1]
+
+
+def test_a_delayed_record_holds_up_nobody_and_comes_when_due() -> None:
+    group = Group(GroupOptions())
+    group.offer(Item(1, "a", 2, 100.0, NEVER, 0.0))
+    group.offer(Item(2, "a", 2, 0.0, NEVER, 0.0))
+    assert take(group, now=0.0) == [2]
+    group.settle([2])
+    assert group.next_wakeup(25.0, 98.0) == 2.0
+    assert take(group, now=100.0) == [1]
+
+
+@pytest.mark.parametrize("ttl", ["drop", "dlq", "deliver"])
+def test_an_expired_record_meets_the_policy(ttl: Any) -> None:
+    group = Group(GroupOptions())
+    group.offer(Item(1, "a", 2, 0.0, 50.0, 0.0))
+    group.offer(Item(2, "a", 2, 0.0, NEVER, 0.0))
+    taken = group.take("me", now=0.0, wall=50.0, limit=10, ttl=ttl)
+    found = (
+        [one.offset for one in taken.leases],
+        [one.offset for one in taken.expired],
+        taken.dropped,
+    )
+    wanted = {"drop": ([2], [], [1]), "dlq": ([], [1], []), "deliver": ([1], [], [])}
+    assert found == wanted[ttl]
+    assert group.is_settled(1) is (ttl == "drop")
+
+
+def test_a_redriven_offset_below_the_floor_is_unsettled_until_settled_again() -> None:
+    group = make(3)
+    take(group)
+    group.settle([1, 2, 3])
+    assert group.redrive([2, 9]) == [2]
+    assert (group.floor, group.is_settled(2), group.lag(4)) == (3, False, 1)
+    assert group.strays() == [2]
+
+    group.offer(Item(2, None, 2, 0.0, NEVER, 0.0))
+    assert take(group) == [2]
+    assert the(group, 2).attempt == 1
+    group.settle([2])
+    assert (group.is_settled(2), group.lag(4), group.strays()) == (True, 0, [])
+
+
+def test_a_paused_group_takes_nothing() -> None:
+    group = make(1)
+    group.pause(True)
+    assert take(group) == []
+    group.pause(False)
+    assert take(group) == [1]
+
+
+def test_seek_forgets_everything_above() -> None:
+    group = make(5)
+    take(group)
+    group.settle([1, 2, 5])
+    group.seek(1)
+    assert (group.floor, list(group.settled), group.leases, group.read_to) == (1, [], {}, 2)
+
+
+def test_a_policy_is_set_once() -> None:
+    group = Group()
+    group.define(GroupOptions(max_retries=3), 7)
+    assert (group.floor, group.created) == (7, True)
+    group.define(GroupOptions(max_retries=3), 99)
+    with pytest.raises(Conflict) as caught:
+        group.define(GroupOptions(max_retries=4), 0)
+    assert caught.value.have == GroupOptions(max_retries=3)
+    assert group.floor == 7
+
+
+def drive(group: Group) -> list[AnyOp]:
+    """Something of everything; returns what happened."""
+    happened: list[AnyOp] = []
+
+    def note() -> None:
+        happened.extend(group.ops)
+        group.ops.clear()
+
+    group.define(GroupOptions(max_retries=1, ack_timeout_s=5.0), 0)
+    note()
+    for offset in range(1, 9):
+        group.offer(Item(offset, "abc-"[offset % 4], 2, 0.0, NEVER, 0.0))
+    take(group, 6)
+    group.settle([2, 3])
+    group.fail(the(group, 1), now=1.0, delay_s=2.0)
+    group.extend(the(group, 4), now=2.0)
+    note()
+    take(group, now=3.0, by="other")
+    group.free("other")
+    group.redrive([3])
+    group.pause(True)
+    note()
+    return happened
+
+
+def look(group: Group) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(group.dump()))
+
+
+def test_whoever_applies_the_same_ops_holds_the_same_state() -> None:
+    mine, theirs = Group(), Group()
+    for op in drive(mine):
+        theirs.apply(msgspec.json.decode(msgspec.json.encode(op), type=AnyOp))
+    assert look(theirs) == look(mine)
+
+
+def test_what_is_dumped_is_loaded_as_it_was() -> None:
+    group = Group()
+    drive(group)
+    again = load(msgspec.convert(look(group), Saved))
+    assert look(again) == look(group)
+    assert again.next_wakeup(3.0, 3.0) == group.next_wakeup(3.0, 3.0)
+
+
+def test_backoff_grows_to_its_bound_with_full_jitter() -> None:
+    options = GroupOptions()
+    most = [backoff_s(options, attempt, 1.0) for attempt in (1, 2, 3, 6, 7, 8, 10_000)]
+    assert most == [0.5, 1.0, 2.0, 16.0, 30.0, 30.0, 30.0]
+    assert backoff_s(options, 3, 0.25) == 0.5
+    assert backoff_s(options, 3, 0.0) == 0.0

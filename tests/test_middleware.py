@@ -1,0 +1,356 @@
+"""Middleware: how it is composed, and each that is shipped, with the real libraries."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from prometheus_client import CollectorRegistry
+
+from trunkline.bus import Delivery
+from trunkline.buses.local import LocalBus
+from trunkline.errors import Denied, InvalidEvent, InvalidOption, Reject, Retry, StorageFull
+from trunkline.event import Event, Receipt
+from trunkline.middleware import compose
+from trunkline.middleware.dedup import Dedup
+from trunkline.middleware.guard import Guard
+from trunkline.middleware.metrics import Metrics
+from trunkline.middleware.tracing import Tracing
+from trunkline.options import GroupOptions
+from trunkline.stores.memory import MemoryStore
+from trunkline.testing import ManualClock
+from trunkline.testing.clock import EPOCH
+
+POLICY = GroupOptions(backoff_base_s=0.0, max_retries=1)
+
+
+def make_bus(*middleware: object, **options: Any) -> LocalBus:
+    clock = ManualClock()
+    bus = LocalBus(MemoryStore(clock=clock), clock=clock, **options)
+    bus.use(*middleware)
+    return bus
+
+
+class Outer:
+    async def handle(self, value: str, call_next: Any) -> str:
+        return f"outer({await call_next(value + '>')})"
+
+
+class Inner(Outer):
+    async def handle(self, value: str, call_next: Any) -> str:
+        return f"inner({await call_next(value + '>')})"
+
+
+class Other:
+    async def publish(self, events: list[Event], call_next: Any) -> Any:
+        raise AssertionError("it has no part in this side")
+
+
+async def test_the_first_middleware_is_the_outermost() -> None:
+    async def last(value: str) -> str:
+        return value
+
+    chain = compose([Outer(), Other(), Inner()], "handle", last)
+    assert await chain("x") == "outer(inner(x>>))"
+
+
+def test_without_middleware_nothing_is_between() -> None:
+    assert compose([Other()], "handle", print) is print
+
+
+# -- tracing -----------------------------------------------------------------------------------
+
+
+class Spans:
+    """A real tracer whose spans are kept."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = self.provider.get_tracer("test")
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self._exporter.get_finished_spans() if span.name == name]
+
+
+def seen(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+async def test_a_span_of_handling_is_a_child_of_the_span_of_publishing() -> None:
+    spans = Spans()
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    async with LocalBus(store, clock=clock) as bus:
+        bus.use(Tracing(spans.provider, clock=clock))
+        await bus.publish("orders", {"id": 1}, space="home", ts=EPOCH - timedelta(seconds=2))
+        bus.on("orders", group="billing")(lambda event: None)
+        await bus.drain()
+        (record,) = await bus.read("orders")
+
+    (sent,) = spans.named("publish orders")
+    (handled,) = spans.named("process orders")
+    assert (sent.kind, handled.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+    assert sent.context is not None
+    assert handled.parent is not None
+    assert handled.parent.span_id == sent.context.span_id
+    assert record.event.trace == (
+        f"00-{sent.context.trace_id:032x}-{sent.context.span_id:016x}"
+        f"-{sent.context.trace_flags:02x}"
+    )
+    assert seen(sent) == {
+        "messaging.system": "trunkline",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "orders",
+        "messaging.message.id": record.event.id,
+        "messaging.message.body.size": 8,
+        "topic": "orders",
+        "space_id": "home",
+        "size_bytes": 8,
+    }
+    assert seen(handled) == {
+        "messaging.system": "trunkline",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "orders",
+        "messaging.destination.partition.id": "0",
+        "messaging.consumer.group.name": "billing",
+        "messaging.message.id": record.event.id,
+        "topic": "orders",
+        "group": "billing",
+        "offset": 1,
+        "retries": 0,
+        "lat_ms": 2000.0,
+    }
+
+
+async def test_a_trace_goes_on_from_where_the_producer_was() -> None:
+    spans = Spans()
+    theirs = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    async with make_bus(Tracing(spans.provider)) as bus:
+        with spans.tracer.start_as_current_span("request") as request:
+            await bus.publish_many("orders", [1, 2])
+        await bus.publish("orders", 3, trace=theirs)
+        await bus.publish("orders", 4, trace="trace-123")
+        records = await bus.read("orders")
+
+    batch, single, _ = spans.named("publish orders")
+    assert batch.parent is not None
+    assert batch.parent.span_id == request.get_span_context().span_id
+    assert seen(batch)["messaging.batch.message_count"] == 2
+    assert single.parent is not None
+    assert f"{single.parent.span_id:016x}" == "00f067aa0ba902b7"
+    assert (records[2].event.trace or "")[:36] == theirs[:36]
+    assert records[2].event.trace != theirs
+    assert records[3].event.trace == "trace-123"
+
+
+async def test_a_failure_shows_in_its_span_and_a_signal_does_not() -> None:
+    spans = Spans()
+    async with make_bus(Tracing(spans.provider, handle_name="events.handle")) as bus:
+
+        @bus.on("orders", group="billing", policy=POLICY)
+        async def bill(event: Event, delivery: Delivery) -> None:
+            if delivery.attempt == 1:
+                raise ValueError("no")
+            raise Reject("never")
+
+        await bus.publish("orders", 1)
+        await bus.drain()
+        with pytest.raises(InvalidEvent):
+            await bus.publish("orders", float("nan"))
+
+    failed, rejected = spans.named("events.handle")
+    assert (failed.status.status_code, rejected.status.status_code) == (
+        StatusCode.ERROR,
+        StatusCode.UNSET,
+    )
+    assert (seen(failed)["retries"], seen(rejected)["retries"]) == (0, 1)
+    assert [event.name for event in failed.events] == ["exception"]
+    assert [event.name for event in rejected.events] == ["Reject"]
+    assert spans.named("publish orders")[-1].status.status_code is StatusCode.ERROR
+
+
+# -- metrics -----------------------------------------------------------------------------------
+
+
+async def test_what_happens_is_counted() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    async with make_bus(metrics, hooks=metrics.hooks) as bus:
+        await bus.define("orders", dedup_window_s=60)
+
+        @bus.on("orders", group="billing", policy=POLICY)
+        async def bill(event: Event) -> None:
+            if event.payload == "bad":
+                raise ValueError("bad")
+            if event.payload == "worse":
+                raise Reject("worse")
+
+        await bus.publish_many("orders", ["good", "bad", "worse"])
+        await bus.publish("orders", "good", idem_key="a")
+        await bus.publish("orders", "good", idem_key="a")
+        with pytest.raises(InvalidEvent):
+            await bus.publish("orders", float("nan"))
+        await bus.drain()
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, labels)
+
+    total = "trunkline_published_total"
+    assert value(total, topic="orders", result="ok") == 4
+    assert value(total, topic="orders", result="duplicate") == 1
+    assert value(total, topic="orders", result="InvalidEvent") == 1
+    place = {"topic": "orders", "group": "billing"}
+    settled = "trunkline_settled_total"
+    assert value(settled, **place, outcome="ack") == 2
+    assert value(settled, **place, outcome="nack") == 2
+    assert value(settled, **place, outcome="term") == 1
+    assert value("trunkline_dlq_total", **place, reason="retries") == 1
+    assert value("trunkline_dlq_total", **place, reason="rejected") == 1
+    assert value("trunkline_publish_duration_seconds_count", topic="orders") == 3
+    assert value("trunkline_process_duration_seconds_count", **place) == 5
+    assert value("trunkline_storage_full") == 0
+
+
+async def test_a_full_disk_shows_until_there_is_room() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    full = True
+
+    class Disk:
+        async def publish(self, events: list[Event], call_next: Any) -> list[Receipt]:
+            if full:
+                raise StorageFull
+            done: list[Receipt] = await call_next(events)
+            return done
+
+    async with make_bus(metrics, Disk()) as bus:
+        with pytest.raises(StorageFull):
+            await bus.publish("orders", 1)
+        assert registry.get_sample_value("trunkline_storage_full") == 1
+        full = False
+        await bus.publish("orders", 1)
+        assert registry.get_sample_value("trunkline_storage_full") == 0
+
+
+async def test_two_buses_may_count_in_one_registry() -> None:
+    registry = CollectorRegistry()
+    for _ in range(2):
+        async with make_bus(Metrics(registry)) as bus:
+            await bus.publish("orders", 1)
+    labels = {"topic": "orders", "result": "ok"}
+    assert registry.get_sample_value("trunkline_published_total", labels) == 2
+
+
+# -- dedup -------------------------------------------------------------------------------------
+
+
+async def test_what_was_handled_is_not_handled_again() -> None:
+    calls: list[Any] = []
+    async with make_bus(Dedup()) as bus:
+
+        @bus.on("orders", group="billing", policy=POLICY)
+        async def bill(event: Event, delivery: Delivery) -> None:
+            calls.append((event.payload, delivery.attempt))
+            if event.payload == "fails once" and delivery.attempt == 1:
+                raise ValueError("once")
+
+        for payload in ("one", "one again"):
+            await bus.publish("orders", payload, idem_key="a")
+        await bus.publish("orders", "two", idem_key="b")
+        await bus.publish("orders", "fails once")
+        assert await bus.drain()
+    assert sorted(calls) == [("fails once", 1), ("fails once", 2), ("one", 1), ("two", 1)]
+
+
+async def test_each_group_handles_it_once() -> None:
+    calls: list[str] = []
+    async with make_bus(Dedup()) as bus:
+        for group in ("billing", "audit"):
+
+            @bus.on("orders", group=group)
+            async def note(event: Event, delivery: Delivery) -> None:
+                calls.append(delivery.group)
+
+        await bus.publish("orders", 1, idem_key="a")
+        await bus.publish("orders", 1, idem_key="a")
+        await bus.drain()
+    assert sorted(calls) == ["audit", "billing"]
+
+
+async def test_only_as_much_is_remembered_as_allowed() -> None:
+    calls: list[Any] = []
+    async with make_bus(Dedup(size=2)) as bus:
+        bus.on("orders", group="billing")(lambda event: calls.append(event.idem_key))
+        for key in ("a", "b", "a", "c", "a", "b"):  # a is met again in time, b is not
+            await bus.publish("orders", 1, idem_key=key)
+            await bus.drain()
+    assert calls == ["a", "b", "c", "b"]
+    with pytest.raises(InvalidOption):
+        Dedup(size=0)
+
+
+async def test_a_copy_waits_for_the_one_that_is_being_handled() -> None:
+    dedup = Dedup()
+    calls: list[int] = []
+    async with make_bus(dedup) as bus:
+
+        @bus.on("orders", group="billing", workers=2, policy=GroupOptions(backoff_base_s=0.0))
+        async def bill(event: Event, delivery: Delivery) -> None:
+            calls.append(delivery.offset)
+            if delivery.offset == 1:
+                with pytest.raises(Retry):
+                    await dedup.handle(delivery, bill)
+
+        await bus.publish("orders", 1, idem_key="a")
+        await bus.publish("orders", 1, idem_key="a")
+        await bus.drain()
+    assert calls == [1]
+
+
+# -- guard -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"space": "home"}, ""),
+        ({"space": "work"}, "space work"),
+        ({}, "space None"),
+        ({"space": "home", "band": "RED"}, "band RED"),
+        ({"space": "home", "caps": ("WRITE",)}, ""),
+        ({"space": "home", "caps": ("WRITE", "RECALL")}, "capability RECALL"),
+    ],
+)
+async def test_what_is_not_allowed_is_not_published(fields: dict[str, Any], why: str) -> None:
+    guard = Guard(spaces={"home"}, band="AMBER", caps=["WRITE"])
+    async with make_bus(guard) as bus:
+        if not why:
+            assert (await bus.publish("orders", 1, **fields)).offset == 1
+            return
+        with pytest.raises(Denied, match=f"not allowed: {why}"):
+            await bus.publish("orders", 1, **fields)
+        assert await bus.read("orders") == []
+
+
+async def test_what_may_not_be_handled_is_a_dead_letter_at_once() -> None:
+    calls: list[Any] = []
+    async with make_bus() as bus:
+        await bus.publish("orders", 1, band="BLACK")
+        await bus.publish("orders", 2)
+        bus.use(Guard(band="GREEN"))
+        bus.on("orders", group="billing")(lambda event: calls.append(event.payload))
+        await bus.drain()
+        letters = [letter async for letter in bus.dead_letters("orders").letters()]
+    assert calls == [2]
+    assert [(x.origin, x.attempts, x.error) for x in letters] == [(1, 1, "not allowed: band BLACK")]
+    with pytest.raises(InvalidOption):
+        Guard(band="PINK")  # type: ignore[arg-type]

@@ -1,0 +1,291 @@
+"""The pump: what happens between a group and its subscribers, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from trunkline.buses.local import LocalBus
+from trunkline.errors import Corrupt, StorageFull
+from trunkline.event import Event, Receipt, Record
+from trunkline.group import Group
+from trunkline.options import GroupOptions
+from trunkline.pump import Hooks
+from trunkline.store import GroupKey
+from trunkline.stores.memory import MemoryStore
+from trunkline.testing import ManualClock
+
+T = TypeVar("T")
+KEY = GroupKey("orders", 0, "billing")
+AT_ONCE = GroupOptions(backoff_base_s=0.0)
+
+
+class Scripted(MemoryStore):
+    """A real store that notes the order of things, and fails when told to."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.notes: list[str] = []
+        self.fail_appends: list[Exception] = []
+        self.fail_updates: list[Exception] = []
+
+    async def append(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
+        if topic.endswith(".DLQ"):
+            await asyncio.sleep(0)
+            if self.fail_appends:
+                raise self.fail_appends.pop(0)
+            self.notes.append(f"wrote {len(events)}")
+        return await super().append(topic, events)
+
+    async def update(self, key: GroupKey, step: Callable[[Group], T] | None) -> T:
+        if self.fail_updates:
+            raise self.fail_updates.pop(0)
+        group = self._groups.get(key)
+        before = group.floor if group else 0
+        result = await super().update(key, step)
+        group = self._groups.get(key)
+        if group and group.floor > before:
+            self.notes.append(f"floor {group.floor}")
+        return result
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> Scripted:
+    return Scripted(clock)
+
+
+@pytest.fixture
+async def bus(store: Scripted, clock: ManualClock) -> AsyncIterator[LocalBus]:
+    async with LocalBus(store, clock=clock, draw=lambda: 1.0) as bus:
+        yield bus
+
+
+async def soon(stream: Any) -> Any:
+    return await asyncio.wait_for(anext(stream), 10)
+
+
+async def test_a_dead_letter_is_durable_before_its_record_is_settled(
+    bus: LocalBus, store: Scripted, clock: ManualClock
+) -> None:
+    await bus.publish("orders", 1)
+    async with bus.subscribe("orders", group="billing") as stream:
+        await (await soon(stream)).term("no")
+        await clock.run()
+        assert store.notes == ["wrote 1", "floor 1"]
+
+
+async def test_a_dead_letter_that_cannot_be_written_keeps_its_record(
+    bus: LocalBus, store: Scripted, clock: ManualClock
+) -> None:
+    store.fail_appends = [StorageFull(), StorageFull()]
+    await bus.publish("orders", 1)
+    async with bus.subscribe("orders", group="billing") as stream:
+        await (await soon(stream)).term("no")
+        await clock.run()
+        assert store.notes == []
+
+        await clock.run(0.5)
+        assert store.notes == ["wrote 1", "floor 1"]
+    letters = [letter async for letter in bus.dead_letters("orders").letters()]
+    assert [letter.origin for letter in letters] == [1]
+
+
+async def test_a_letter_under_way_is_finished_when_its_subscriber_leaves(
+    bus: LocalBus, store: Scripted
+) -> None:
+    await bus.publish_many("orders", [1, 2])
+    async with bus.subscribe("orders", group="billing") as stream:
+        for _ in range(2):
+            await (await soon(stream)).term("no")
+    assert [note for note in store.notes if note.startswith("floor")][-1] == "floor 2"
+    assert store.notes[0].startswith("wrote")
+    assert (await store.bounds("orders.DLQ", 0)).next == 3
+
+
+async def test_a_damaged_log_is_told_to_the_subscriber(bus: LocalBus, store: Scripted) -> None:
+    async with bus.subscribe("orders", group="billing") as stream:
+        store.fail_updates = [Corrupt("damaged", path="x", position=7)]
+        await bus.publish("orders", 1)
+        with pytest.raises(Corrupt) as caught:
+            await soon(stream)
+    assert caught.value.position == 7
+    async with bus.subscribe("orders", group="billing") as stream:
+        assert (await soon(stream)).event.payload == 1, "the next subscriber has a new pump"
+
+
+async def test_a_filter_that_fails_is_told_to_the_subscriber(bus: LocalBus) -> None:
+    await bus.publish("orders", {"n": 1})
+    async with bus.subscribe(
+        "orders", group="billing", where=lambda event: event.payload["missing"]
+    ) as stream:
+        with pytest.raises(Exception, match="KeyError"):
+            await soon(stream)
+
+
+async def test_the_delay_is_drawn_from_what_the_policy_allows(
+    bus: LocalBus, clock: ManualClock
+) -> None:
+    policy = GroupOptions(backoff_base_s=1.0, backoff_mult=3.0, backoff_max_s=5.0)
+    await bus.publish("orders", 1)
+    async with bus.subscribe("orders", group="billing", policy=policy) as stream:
+        delivery = await soon(stream)
+        for bound in (1.0, 3.0, 5.0, 5.0, 5.0):
+            await delivery.nack()
+            await clock.run(bound - 0.01)
+            waiting = asyncio.ensure_future(anext(stream))
+            await clock.settle()
+            assert not waiting.done(), bound
+            await clock.run(0.02)
+            delivery = await asyncio.wait_for(waiting, 10)
+    assert delivery.attempt == 6
+
+
+async def test_a_timeout_backs_off_like_a_failure(bus: LocalBus, clock: ManualClock) -> None:
+    policy = GroupOptions(ack_timeout_s=10.0, backoff_base_s=4.0)
+    await bus.publish("orders", 1)
+    async with bus.subscribe("orders", group="billing", policy=policy) as stream:
+        first = await soon(stream)
+        await clock.run(13.9)
+        waiting = asyncio.ensure_future(anext(stream))
+        await clock.settle()
+        assert not waiting.done()
+        await clock.run(0.2)
+        second = await asyncio.wait_for(waiting, 10)
+    assert (first.attempt, second.attempt) == (1, 2)
+
+
+async def test_a_consumer_that_never_answers_leads_to_a_dead_letter(
+    bus: LocalBus, clock: ManualClock
+) -> None:
+    policy = GroupOptions(ack_timeout_s=1.0, backoff_base_s=0.0, max_retries=2)
+    await bus.publish("orders", 1)
+    async with bus.subscribe("orders", group="billing", policy=policy, max_inflight=1) as stream:
+        attempts = []
+        for _ in range(3):
+            attempts.append((await soon(stream)).attempt)
+            await clock.run(1.0)
+        await clock.run(5.0)
+        (letter,) = [letter async for letter in bus.dead_letters("orders").letters()]
+    assert attempts == [1, 2, 3]
+    assert (letter.attempts, letter.error) == (3, "not settled within the ack timeout")
+
+
+async def test_an_ack_that_comes_late_still_counts(bus: LocalBus, clock: ManualClock) -> None:
+    policy = GroupOptions(ack_timeout_s=1.0, backoff_base_s=60.0)
+    await bus.publish("orders", 1)
+    async with bus.subscribe("orders", group="billing", policy=policy) as stream:
+        late = await soon(stream)
+        await clock.run(5.0)
+        await late.ack()
+        await clock.run(200.0)
+        assert await bus.store.update(KEY, lambda group: group.floor) == 1
+
+
+async def test_what_retention_took_is_passed_over(bus: LocalBus, clock: ManualClock) -> None:
+    await bus.publish_many("orders", [1, 2, 3, 4])
+    async with bus.subscribe("orders", group="billing", max_inflight=1) as stream:
+        one = await soon(stream)
+        await bus.store.trim("orders", 0, 4)
+        await one.ack()
+        got = []
+        while not got or got[-1] != 4:
+            delivery = await soon(stream)
+            got.append(delivery.event.payload)
+            await delivery.ack()
+        await clock.run()
+        assert await bus.store.update(KEY, lambda group: group.floor) == 4
+    assert got[-1] == 4
+
+
+async def test_a_group_that_was_behind_begins_where_the_log_does(bus: LocalBus) -> None:
+    async with bus.subscribe("orders", group="billing"):
+        pass
+    await bus.publish_many("orders", [1, 2, 3])
+    await bus.store.trim("orders", 0, 3)
+    async with bus.subscribe("orders", group="billing") as stream:
+        delivery = await soon(stream)
+        assert (delivery.offset, delivery.event.payload) == (3, 3)
+        await delivery.ack()
+    assert await bus.store.update(KEY, lambda group: (group.floor, len(group.settled))) == (3, 0)
+
+
+async def test_a_paused_group_waits_without_turning_in_circles(
+    bus: LocalBus, store: Scripted, clock: ManualClock
+) -> None:
+    rounds = 0
+    update = store.update
+
+    async def counting(key: GroupKey, step: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        return await update(key, step)
+
+    await bus.publish("orders", 1)
+    async with bus.subscribe("orders", group="billing", policy=AT_ONCE) as stream:
+        delivery = await soon(stream)
+        await store.update(KEY, lambda group: group.pause(True))
+        await delivery.nack(delay_s=1.0)
+        await clock.run(5.0)
+        store.update = counting  # type: ignore[method-assign]
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert rounds < 5
+        await store.update(KEY, lambda group: group.pause(False))
+        store.bell.ring("orders")
+        assert (await soon(stream)).attempt == 2
+
+
+async def test_members_with_other_filters_do_not_take_each_others_records(bus: LocalBus) -> None:
+    await bus.publish_many("orders", list(range(10)))
+    async with (
+        bus.subscribe(
+            "orders", group="billing", max_inflight=1, where=lambda e: e.payload % 2 == 0
+        ) as even,
+        bus.subscribe("orders", group="billing", where=lambda e: e.payload % 2 == 1) as odd,
+    ):
+        assert [(await soon(odd)).event.payload for _ in range(5)] == [1, 3, 5, 7, 9]
+        got = []
+        for _ in range(5):
+            delivery = await soon(even)
+            got.append((delivery.event.payload, delivery.attempt))
+            await delivery.ack()
+    assert got == [(0, 1), (2, 1), (4, 1), (6, 1), (8, 1)]
+
+
+async def test_the_window_is_bounded_by_lookahead(bus: LocalBus, clock: ManualClock) -> None:
+    policy = GroupOptions(lookahead=10)
+    await bus.publish_many("orders", list(range(100)))
+    async with bus.subscribe("orders", group="billing", policy=policy, max_inflight=5) as stream:
+        await soon(stream)
+        await clock.run()
+        assert await bus.store.update(KEY, lambda group: len(group.window)) <= 10
+        assert await bus.store.update(KEY, lambda group: group.read_to) <= 11
+
+
+async def test_hooks_are_told_what_becomes_of_records(clock: ManualClock) -> None:
+    settled: list[tuple[str, int]] = []
+    dead: list[tuple[int, str, str]] = []
+
+    def on_settled(key: GroupKey, offset: int, how: str) -> None:
+        settled.append((key.group, offset))
+
+    def on_dead(key: GroupKey, record: Record, reason: str, error: str) -> None:
+        dead.append((record.offset, reason, error))
+
+    hooks = Hooks(settled=on_settled, dead=on_dead)
+    async with LocalBus(MemoryStore(clock=clock), clock=clock, hooks=hooks) as bus:
+        await bus.publish_many("orders", [1, 2])
+        async with bus.subscribe("orders", group="billing") as stream:
+            await (await soon(stream)).ack()
+            await (await soon(stream)).term("no")
+            await clock.run()
+    assert sorted(settled) == [("billing", 1), ("billing", 2)]
+    assert dead == [(2, "rejected", "no")]

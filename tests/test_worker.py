@@ -1,0 +1,151 @@
+"""What a handler returns or raises becomes the delivery's outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any
+
+import pytest
+
+from trunkline.bus import Delivery, Outcome
+from trunkline.errors import FatalError, Reject, Retry
+from trunkline.event import Event, Record
+from trunkline.group import Lease
+from trunkline.worker import adapt, run
+
+Settled = tuple[int, Outcome, float | None, str]
+
+
+class Fixed:
+    """A subscription with these deliveries and no more."""
+
+    def __init__(self, count: int) -> None:
+        self.settled: list[Settled] = []
+        self._left = [self._delivery(offset) for offset in range(1, count + 1)]
+
+    def _delivery(self, offset: int) -> Delivery:
+        record = Record(Event(topic="orders", payload=offset), 0, offset)
+
+        def settle(d: Delivery, outcome: Outcome, delay_s: float | None, reason: str) -> None:
+            self.settled.append((d.offset, outcome, delay_s, reason))
+
+        return Delivery(record, Lease(offset, 1, 0.0, "me"), "billing", settle, lambda _: None)
+
+    async def __aenter__(self) -> Fixed:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def __aiter__(self) -> Fixed:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        if not self._left:
+            raise StopAsyncIteration
+        return self._left.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("raised", "wanted"),
+    [
+        (None, (Outcome.ACK, None, "")),
+        (Retry(2.5, "busy"), (Outcome.NACK, 2.5, "busy")),
+        (Retry(), (Outcome.NACK, None, "retry asked for")),
+        (Reject("broken"), (Outcome.TERM, None, "broken")),
+        (FatalError("broken"), (Outcome.TERM, None, "broken")),
+        (ValueError("no"), (Outcome.NACK, None, "ValueError: no")),
+    ],
+    ids=repr,
+)
+async def test_what_a_handler_says(raised: Exception | None, wanted: Any) -> None:
+    async def handler(event: Event) -> None:
+        if raised is not None:
+            raise raised
+
+    stream = Fixed(1)
+    await run(stream, handler, workers=1)
+    assert stream.settled == [(1, *wanted)]
+
+
+async def test_a_signal_is_not_logged_and_a_failure_is(caplog: pytest.LogCaptureFixture) -> None:
+    for error in (Retry(), Reject()):
+
+        async def signal(event: Event, error: Exception = error) -> None:
+            raise error
+
+        await run(Fixed(1), signal, workers=1)
+    assert caplog.records == []
+
+    async def fail(event: Event) -> None:
+        raise ValueError("no")
+
+    with caplog.at_level(logging.WARNING):
+        await run(Fixed(1), fail, workers=1)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "orders/0@1" in caplog.text
+
+
+async def test_a_handler_that_is_cancelled_gives_its_record_back() -> None:
+    begun = asyncio.Event()
+
+    async def handler(event: Event) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    stream = Fixed(1)
+    task = asyncio.create_task(run(stream, handler, workers=1))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stream.settled == [(1, Outcome.NACK, 0.0, "the worker was stopped")]
+
+
+class Method:
+    async def handle(self, event: Event) -> Any:
+        return event.payload
+
+    async def __call__(self, event: Event, delivery: Delivery) -> Any:
+        return (event.payload, delivery.offset)
+
+
+async def both(event: Event, delivery: Delivery, extra: int = 0) -> Any:
+    return (event.payload, delivery.offset, extra)
+
+
+async def one(event: Event, extra: int = 5) -> Any:
+    return (event.payload, extra)
+
+
+@pytest.mark.parametrize(
+    ("handler", "result"),
+    [
+        (one, (1, 5)),
+        (both, (1, 1, 0)),
+        (partial(both, extra=7), (1, 1, 7)),
+        (Method().handle, 1),
+        (Method(), (1, 1)),
+        (lambda event: event.payload, 1),
+        (lambda event, delivery: delivery.offset, 1),
+        (lambda event: one(event), (1, 5)),
+    ],
+)
+async def test_handlers_come_in_many_shapes(handler: Any, result: Any) -> None:
+    (delivery,) = [d async for d in Fixed(1)]
+    assert await adapt(handler)(delivery) == result
+
+
+async def test_each_message_is_reported_with_its_error() -> None:
+    seen: list[tuple[str, str | None, bool]] = []
+
+    async def handler(event: Event) -> None:
+        if event.payload == 2:
+            raise ValueError("no")
+
+    def report(topic: str, error: BaseException | None, seconds: float) -> None:
+        seen.append((topic, None if error is None else str(error), seconds >= 0))
+
+    await run(Fixed(2), handler, workers=1, on_message=report)
+    assert seen == [("orders", None, True), ("orders", "no", True)]

@@ -8,13 +8,15 @@
             async for delivery in deliveries:
                 await delivery.ack()
 
-Importing this module imports next to nothing: each name brings its module when it is first used.
+Importing this module imports nothing: each name brings its module when it is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+TYPE_CHECKING = False  # typing's own would cost a command like nbs-bus its quick start
 if TYPE_CHECKING:
+    from typing import Any
+
     from trunkline.bus import Bus, Delivery, Subscription
     from trunkline.buses import connect
     from trunkline.clock import Clock, SystemClock
@@ -136,6 +138,8 @@ def __getattr__(name: str) -> Any:
     module = _MODULE.get(name)
     if module is None:
         raise AttributeError(f"module 'trunkline' has no attribute {name!r}")
+    from importlib import import_module
+
     value = globals()[name] = getattr(import_module(module), name)
     return value
 

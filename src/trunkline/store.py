@@ -59,10 +59,7 @@ class Store(Protocol):
 
     features: Features
     bell: Bell
-
-    @property
-    def member(self) -> str:
-        """Who this process is to the others of a group."""
+    member: str  # who this process is to the others of a group
 
     async def append(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
         """Number and keep the events; returns once they are as durable as the topic asks for.

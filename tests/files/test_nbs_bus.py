@@ -307,7 +307,7 @@ def test_help_and_unknown_commands_use_stderr(nbs_bus: Run) -> None:
     assert (helped.code, helped.out, helped.err) == (0, b"", usage)
     assert (bare.code, bare.out, bare.err) == (4, b"", usage)
     assert (wrong.code, wrong.err) == (4, b"Error: unknown command: --help\n" + usage)
-    assert usage.startswith(b"Usage: nbs-bus <command> [args...]\n\nCommands:\n  publish <dir>")
+    assert usage.startswith(b"Usage: nbs-bus <command> [args...]\n")
     for verb, words in (("read", "<dir> <event-file>"), ("status", "<dir>")):
         done = nbs_bus(verb)
         assert (done.code, done.err.decode()) == (4, f"Usage: nbs-bus {verb} {words}\n")

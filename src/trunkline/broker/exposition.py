@@ -43,14 +43,14 @@ async def render(hub: Hub) -> tuple[bytes, str]:
             yield lag
 
     registry = CollectorRegistry()
-    registry.register(Collector())  # type: ignore[arg-type]
+    registry.register(Collector())
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 async def _lags(hub: Hub) -> dict[tuple[str, int, str], int]:
     store = hub.bus.store
-    found = {}
+    found: dict[tuple[str, int, str], int] = {}
     for key in (await store.groups())[:_LAG_GROUPS]:
         _, end = await store.bounds(key.topic, key.partition)
-        found[tuple(key)] = await store.update(key, lambda g, end=end: g.lag(end))  # type: ignore[misc]
+        found[key] = await store.update(key, lambda g, end=end: g.lag(end))  # type: ignore[misc]
     return found

@@ -8,7 +8,8 @@ WebSocket door uses too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,7 +44,7 @@ class Endpoint(NamedTuple):
     handler: Handler
     about: str
     body: dict[str, Any] | None = None  # JSON Schema by media type
-    query: dict[str, Any] = {}
+    query: Mapping[str, Any] = MappingProxyType({})
     status: int = 200
     answers: dict[str, Any] | None = None  # JSON Schema by media type; JSON of any shape if None
     open: bool = False  # needs no token

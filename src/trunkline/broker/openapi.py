@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -90,7 +90,7 @@ class Described(Protocol):
     @property
     def body(self) -> dict[str, Any] | None: ...
     @property
-    def query(self) -> dict[str, Any]: ...
+    def query(self) -> Mapping[str, Any]: ...
     @property
     def status(self) -> int: ...
     @property
@@ -135,7 +135,7 @@ def document(endpoints: Iterable[Described], *, auth: bool) -> dict[str, Any]:
     for endpoint in endpoints:
         path = _PARAM.sub(r"{\1}", endpoint.path)
         paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint)
-    page = {
+    page: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "Trunkline broker",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from multidict import CIMultiDict
 from picows import (
     WSAutoPingStrategy,
     WSCloseCode,
@@ -50,7 +50,7 @@ class Gate:
         self._check_hosts = bool(options.hosts) or options.host in _LOOPBACK
         self._origins = frozenset(origin.rstrip("/").lower() for origin in options.origins)
 
-    def refuses(self, headers: CIMultiDict[str]) -> tuple[int, str] | None:
+    def refuses(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """Status and reason, if this request must not go on."""
         host = headers.get("Host", "")
         if self._check_hosts and _name_of(host) not in self._hosts:
@@ -64,7 +64,7 @@ class Gate:
         origin = origin.rstrip("/").lower()
         return origin in self._origins or urlsplit(origin).netloc == host.lower() != ""
 
-    def principal(self, headers: CIMultiDict[str]) -> tuple[Principal | None, bool]:
+    def principal(self, headers: Mapping[str, str]) -> tuple[Principal | None, bool]:
         """Who asks, and whether a token was shown that is not valid."""
         shown = headers.get("Authorization")
         if shown is None:

@@ -22,44 +22,44 @@ _PUBLISH = """\
 Usage: trunkline ndjson publish --topic <topic> --scope <scope> --actor <actor> [options]
 
 Options:
-  --payload-json <json>      JSON object payload (default: {})
-  --ttl-s <seconds>          TTL in seconds, advisory (default: 600)
-  --idempotency-key <key>    Optional explicit key
-  --ts <RFC3339>             Optional timestamp override (UTC recommended)
-  --event-id <id>            Optional event id override
-  --events-file <path>       Optional event log path
-  -h, --help                 Show this help
+  --payload-json <json>      what to tell, a JSON object (default: {})
+  --ttl-s <seconds>          how long it is of use (default: 600)
+  --idempotency-key <key>    another key than topic|scope|actor|ts
+  --ts <RFC3339>             another time than now, with its zone
+  --event-id <id>            another id than the computed one
+  --events-file <path>       the log (default: state/pubsub/events_v0.ndjson)
+  -h, --help                 this text
 """
 _POLL = """\
 Usage: trunkline ndjson poll --consumer <name> [options]
 
 Options:
-  --topics <csv>           Optional topic filter, comma-separated
-  --max-events <int>       Max events to emit after filtering (default: 50)
-  --events-file <path>     Optional event log path
-  --offsets-dir <path>     Optional offsets directory
-  --now-ts <RFC3339>       Optional "now" override for TTL filtering
-  -h, --help               Show this help
+  --topics <csv>           only these topics, separated by commas
+  --max-events <int>       at most so many at once (default: 50)
+  --events-file <path>     the log (default: state/pubsub/events_v0.ndjson)
+  --offsets-dir <path>     the offsets (default: state/pubsub/offsets)
+  --now-ts <RFC3339>       judge expiry by this time
+  -h, --help               this text
 """
 _STATUS = """\
 Usage: trunkline ndjson status [options]
 
 Options:
-  --events-file <path>     Optional event log path
-  --offsets-dir <path>     Optional offsets directory
-  --json                   One JSON object
-  -h, --help               Show this help
+  --events-file <path>     the log (default: state/pubsub/events_v0.ndjson)
+  --offsets-dir <path>     the offsets (default: state/pubsub/offsets)
+  --json                   as one JSON object
+  -h, --help               this text
 """
 _REPLAY = """\
 Usage: trunkline ndjson replay [options]
 
 Options:
-  --topics <csv>           Optional topic filter, comma-separated
-  --from-line <int>        First line (default: 1)
-  --to-line <int>          Last line (default: the end)
-  --now-ts <RFC3339>       Leave out what is expired at this time (default: show all)
-  --events-file <path>     Optional event log path
-  -h, --help               Show this help
+  --topics <csv>           only these topics, separated by commas
+  --from-line <int>        first line (default: 1)
+  --to-line <int>          last line (default: the end)
+  --now-ts <RFC3339>       leave out what is expired by then (default: show all)
+  --events-file <path>     the log (default: state/pubsub/events_v0.ndjson)
+  -h, --help               this text
 """
 _USAGE = "Usage: trunkline ndjson publish|poll|status|replay [options]\n"
 

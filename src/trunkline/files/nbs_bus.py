@@ -24,46 +24,50 @@ _PATH_MAX = 4096
 USAGE = b"""\
 Usage: nbs-bus <command> [args...]
 
+A directory as a priority queue: one file per event, no process running.
+
 Commands:
   publish <dir> <source> <type> <priority> [payload] [--dedup-window=N]
-      Write an event file to the queue.
-      --dedup-window=N: drop if same source:type exists within N seconds.
-                        Default: 0 (disabled), or from config.yaml.
-                        Exit code 5 when deduplicated.
+      Put an event in the queue; prints its file name.
+      Priorities: critical, high, normal, low.
+      --dedup-window=N  exit 5 instead, if an event with the same source and type is
+                        pending and younger than N seconds (0 or unset: never;
+                        dedup-window in config.yaml sets another default)
 
   check <dir> [--handle=<name>]
-      List pending events, highest priority first.
-      Output: [priority] filename (age)
-      --handle=<name>: show only events from this source.
+      One line per pending event, most urgent first: [priority] file (age)
+      --handle=<name>   only what this source published
 
   read <dir> <event-file>
-      Read a single event file.
+      Print an event.
 
   ack <dir> <event-file>
-      Acknowledge an event (move to processed/).
+      Done with it, for everyone: it goes to processed/.
 
   ack-all <dir> [--handle=<name>]
-      Acknowledge all pending events.
-      --handle=<name>: ack only events from this source.
+      The same for every pending event, or every one of a source.
 
   prune <dir> [--max-bytes=N]
-      Delete oldest processed events when size limit exceeded.
-      Default: 16 MB, or from config.yaml retention-max-bytes.
+      Remove the oldest processed events until N bytes are left
+      (16777216, or retention-max-bytes in config.yaml).
 
   status <dir>
-      Summary: pending count by priority, processed count.
-      Warns about stale events if ack-timeout set in config.yaml.
+      What is pending, by priority, and what is processed; what has been pending longer
+      than ack-timeout in config.yaml.
+
+  watch <dir> [--handle=<name>] [--timeout=N]
+      Wait until an event is pending, then do as check does.
 
   help
-      Print this usage message.
+      This text.
 
 Exit codes:
-  0  Success
-  1  General error
-  2  Events directory not found
-  3  Event file not found
-  4  Invalid arguments
-  5  Deduplication (event dropped)
+  0  done
+  1  something failed
+  2  no such directory
+  3  no such event
+  4  wrong arguments
+  5  not published: a duplicate is pending
 """
 
 _SYNOPSES = {

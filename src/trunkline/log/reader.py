@@ -62,14 +62,30 @@ class PartitionReader:
         self._file = HeadFile(os.path.join(root, self._stem + ".head"))
         self._segments: list[Segment] = []
         self._places: dict[int, tuple[Segment, int]] = {}
+        self._corrected: tuple[Head | None, Head] = (None, Head())
+        self._checked = False
 
     def head(self) -> Head:
         """Where the log ends now."""
         head = self._file.load() if self._file.open(create=False) else None
         if head is None:
             segments = list_segments(self._root, self._stem)
-            head = survey(segments, None).head if segments else Head()
-        return head
+            return survey(segments, None).head if segments else Head()
+        if not self._checked:
+            self._checked = True
+            self._check(head)
+        return self._corrected[1] if head == self._corrected[0] else head
+
+    def _check(self, head: Head) -> None:
+        """A power cut may have taken what was never synced, but not the head that speaks of it.
+        The next writer puts that right; until then the files say where the log ends.
+        """
+        segments = list_segments(self._root, self._stem)
+        last = next((s for s in segments if s.number == head.segment and not s.bad), None)
+        if last is not None and last.size() < head.end:
+            self._corrected = (head, survey(segments, head).head)
+        for segment in segments:
+            segment.close()
 
     def bounds(self) -> Bounds:
         head = self.head()
@@ -187,8 +203,10 @@ class PartitionReader:
         end = head.end if active else segment.size()
         data = segment.read(position, min(bytes_max, end - position))
         cut = data.rfind(b"\n") + 1
-        while not cut and position + len(data) < end:
-            data += segment.read(position + len(data), min(bytes_max, end - position - len(data)))
+        part = data
+        while not cut and part and position + len(data) < end:
+            part = segment.read(position + len(data), min(bytes_max, end - position - len(data)))
+            data += part
             cut = data.rfind(b"\n") + 1
         records, good = read_records(data[:cut], self.partition, limit)
         if not records and (good < cut or (not cut and position < end)):

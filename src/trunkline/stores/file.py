@@ -60,6 +60,7 @@ class FileStore:
 
     def __init__(self, path: str, clock: Clock | None = None, **options: Any) -> None:
         self.folder = Folder(path, make(StoreOptions, options), clock)
+        self.member = self.folder.member
         self.options = self.folder.options
         self.bell = Bell()
         self._limits = self.options.limits
@@ -77,10 +78,6 @@ class FileStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slow_until = 0.0
         self._closed = False
-
-    @property
-    def member(self) -> str:
-        return self.folder.join()
 
     # -- publishing ----------------------------------------------------------------------------
 
@@ -291,6 +288,7 @@ class FileStore:
         if step is None:
             self.folder.remove_group(key)
             return None  # type: ignore[return-value]
+        self.folder.join()
         lock = self._group_locks.get(key)
         if lock is None:
             lock = self._group_locks[key] = asyncio.Lock()

@@ -410,13 +410,14 @@ class HandlerContract(BusFixtures):
         assert [x.open for x in await self.letters(bus, closed=True)] == [True, False]
 
     async def test_a_record_redriven_through_another_connection_is_delivered(
-        self, bus: Any, connect: Connect
+        self, bus: Any, connect: Connect, clock: AnyClock
     ) -> None:
         self.need("dead_letters", "shared")
         await self.bury(bus, 1)
         other = connect()
         try:
             async with bus.subscribe("orders", group="billing") as stream:
+                await self.check_quiet(stream, clock)
                 done = [one.refused async for one in other.dead_letters("orders").redrive()]
                 assert done == [""]
                 assert payloads(await self.now(stream)) == [1]

@@ -308,7 +308,7 @@ async def test_a_copy_waits_for_the_one_that_is_being_handled() -> None:
             calls.append(delivery.offset)
             if delivery.offset == 1:
                 with pytest.raises(Retry):
-                    await dedup.handle(delivery, bill)
+                    await dedup.handle(delivery, lambda again: bill(again.event, again))
 
         await bus.publish("orders", 1, idem_key="a")
         await bus.publish("orders", 1, idem_key="a")

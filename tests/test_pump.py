@@ -195,7 +195,7 @@ async def test_what_retention_took_is_passed_over(bus: LocalBus, clock: ManualCl
         one = await soon(stream)
         await bus.store.trim("orders", 0, 4)
         await one.ack()
-        got = []
+        got: list[Any] = []
         while not got or got[-1] != 4:
             delivery = await soon(stream)
             got.append(delivery.event.payload)

@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import trunkline
 from events.filters import Filter
 from events.middleware import adapted
 from events.subscription import Subscription, SubscriptionRegistry
 from events.types import Event, Nack, from_bus, to_bus
-
-import trunkline
 
 Handler = Callable[[Event], Any]
 

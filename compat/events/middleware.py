@@ -1,8 +1,8 @@
 """``TracingMiddleware`` and ``MetricsMiddleware``, and how a middleware of those programs fits in.
 
-A middleware is one of Trunkline's, or has any of ``before_publish(event)``, ``after_publish(event)``,
-``before_handle(event)`` and ``after_handle(event)``, which may be asynchronous; what they raise
-counts like a failure of the handler.
+A middleware is one of Trunkline's, or has any of ``before_publish(event)``,
+``after_publish(event)``, ``before_handle(event)`` and ``after_handle(event)``, which may be
+asynchronous; what they raise counts like a failure of the handler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from events.types import from_bus
-
 from trunkline import Event, Receipt, Reject
 from trunkline.bus import Delivery
 

@@ -10,7 +10,6 @@ from uuid import uuid4
 
 from events.filters import Filter
 from events.types import Event, EventType
-
 from trunkline import GroupOptions
 
 

@@ -60,7 +60,7 @@ class Ack:
     """Returned by a handler: it is done."""
 
 
-class Nack(Exception):  # noqa: N818 -- returned as often as raised
+class Nack(Exception):
     """Returned or raised by a handler: try again, after ``delay_s`` or the group's backoff."""
 
     def __init__(self, reason: str = "", delay_s: float | None = None) -> None:

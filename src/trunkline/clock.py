@@ -7,7 +7,6 @@ be compared: readings taken under another boot mean nothing.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -58,7 +57,11 @@ class SystemClock:
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
+        import asyncio  # here, because it is most of what a short command would import
+
         await asyncio.sleep(seconds)
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Handle:
+        import asyncio
+
         return asyncio.get_running_loop().call_later(seconds, callback)

@@ -48,6 +48,10 @@ class Auth(Frame, frozen=True, kw_only=True, tag="AUTH"):
     token: str
 
 
+def _null() -> Raw:
+    return Raw(b"null")
+
+
 class Publish(Frame, frozen=True, kw_only=True, tag="PUBLISH"):
     """Either the envelope's members, or ``event``, or ``events``: a batch, kept all or none.
     ``again`` says that the same event was sent before, on a connection that was lost.
@@ -56,7 +60,7 @@ class Publish(Frame, frozen=True, kw_only=True, tag="PUBLISH"):
     topic: str = ""
     key: str | None = None
     headers: dict[str, str] | None = None
-    payload: Raw = Raw(b"null")
+    payload: Raw = msgspec.field(default_factory=_null)
     payload_sha256: str | None = None
     event: Event | None = None
     events: list[Event] | None = None

@@ -393,9 +393,10 @@ class Group:
     def holders(self) -> set[str]:
         return {lease.by for lease in self.leases.values()}
 
-    def lag(self, next_offset: int) -> int:
-        """How many records below ``next_offset`` are not settled."""
-        return max(0, next_offset - 1 - self.floor - len(self.settled)) + len(self.again)
+    def lag(self, next_offset: int, first: int = 1) -> int:
+        """How many records in ``[first, next_offset)`` are not settled."""
+        floor = max(self.floor, first - 1)
+        return max(0, next_offset - 1 - floor - len(self.settled)) + len(self.again)
 
     def next_wakeup(self, now: float, wall: float) -> float | None:
         """How many seconds until something becomes due."""

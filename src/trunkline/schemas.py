@@ -141,7 +141,7 @@ def _validator(schema: dict[str, Any] | bool) -> Any:
     import jsonschema_rs
 
     try:
-        # An engine without backtracking: a pattern comes from outside and must not hold up the loop.
+        # Without backtracking: a pattern comes from outside and must not hold up the loop.
         linear = jsonschema_rs.RegexOptions()
         return jsonschema_rs.validator_for(schema, retriever=_refuse, pattern_options=linear)
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:

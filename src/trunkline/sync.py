@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from trunkline.bus import Delivery, Outcome, Start
 from trunkline.buses import connect
 from trunkline.buses.local import LocalBus
+from trunkline.errors import Closed
 from trunkline.event import Event, Receipt, Record
 from trunkline.options import GroupOptions, TopicOptions
 from trunkline.store import Bounds
@@ -71,6 +72,9 @@ class SyncBus:
 
     def call(self, job: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the bus to its end."""
+        if self._loop.is_closed():
+            job.close()
+            raise Closed("the bus is closed")
         future: Future[T] = asyncio.run_coroutine_threadsafe(job, self._loop)
         try:
             return future.result()
@@ -129,7 +133,8 @@ class SyncBus:
                     return
                 yield SyncDelivery(delivery, self)
         finally:
-            self.call(subscription.close())
+            if self._thread.is_alive():  # else the bus was closed first, and with it this
+                self.call(subscription.close())
 
     def close(self) -> None:
         if self._thread.is_alive():

@@ -45,9 +45,7 @@ class TestFileStoreByThreads(TestFileStore):
     @pytest.fixture
     def make(self, tmp_path: Path, clock: ManualClock) -> Make:
         def make(**options: Any) -> Store:
-            store = FileStore(
-                str(tmp_path / "bus"), clock=clock, inline_commit_s=0.0, **options
-            )
+            store = FileStore(str(tmp_path / "bus"), clock=clock, inline_commit_s=0.0, **options)
             store._slow_until = float("inf")
             return store
 
@@ -57,7 +55,9 @@ class TestFileStoreByThreads(TestFileStore):
 def implementations() -> set[type]:
     """Each public class in ``trunkline.stores`` that has the methods of a store."""
     found: set[type] = set()
-    methods = [name for name in vars(Store) if not name.startswith("_") and callable(getattr(Store, name))]
+    methods = [
+        name for name in vars(Store) if not name.startswith("_") and callable(getattr(Store, name))
+    ]
     for module in pkgutil.iter_modules(trunkline.stores.__path__, "trunkline.stores."):
         for name, value in vars(importlib.import_module(module.name)).items():
             if (

@@ -12,7 +12,7 @@ from trunkline.broker.session import Op, Session
 from trunkline.dead import Letter
 from trunkline.errors import InvalidOption
 from trunkline.options import TopicOptions, make
-from trunkline.topics import check_topic, dead_topic, matches
+from trunkline.topics import check_group, check_topic, dead_topic, matches
 from trunkline.where import compile_where
 
 _READ_MAX = 1000
@@ -28,6 +28,11 @@ class _Read(msgspec.Struct, forbid_unknown_fields=True):
 class _Define(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     options: dict[str, Any] = {}
+
+
+class _Forget(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    group: str
 
 
 class _Lag(msgspec.Struct, forbid_unknown_fields=True):
@@ -138,6 +143,16 @@ async def _lag(session: Session, args: dict[str, Any]) -> int:
     return total
 
 
+async def _forget(session: Session, args: dict[str, Any]) -> None:
+    """Remove a group that the caller made for itself; as much as subscribing with it takes."""
+    asked = _args(args, _Forget)
+    session.require("subscribe", check_topic(asked.topic), check_group(asked.group))
+    store = session.hub.bus.store
+    for key in await store.groups():
+        if (key.topic, key.group) == (asked.topic, asked.group):
+            await store.update(key, None)
+
+
 async def _health(session: Session, _args: dict[str, Any]) -> Any:
     return await session.hub.bus.health()
 
@@ -148,6 +163,7 @@ OPS: dict[str, Op] = {
     "read": _read,
     "bounds": _bounds,
     "lag": _lag,
+    "forget": _forget,
     "letters": _letters,
     "redrive": _redrive,
     "drop": _drop,

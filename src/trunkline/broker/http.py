@@ -194,6 +194,9 @@ def application(hub: Hub, gate: Gate) -> Any:
                 if status_of(error) >= 500:
                     logger.warning("%s %s: %s", request.method, request.url.path, error)
                 return failure(error)
+            except Exception:
+                logger.exception("%s %s failed", request.method, request.url.path)
+                return reply({"code": "internal", "message": "internal error"}, 500)
 
         return Route(endpoint.path, answer, methods=[endpoint.method])
 
@@ -205,14 +208,10 @@ def application(hub: Hub, gate: Gate) -> Any:
             media_type="application/json",
         )
 
-    async def broken(request: Request, error: Exception) -> Response:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return reply({"code": "internal", "message": "internal error"}, 500)
-
     return Starlette(
         routes=_merged([route(endpoint) for endpoint in ENDPOINTS]),
         middleware=[Middleware(_Guard, gate=gate)],
-        exception_handlers={404: missing, 405: missing, 500: broken},
+        exception_handlers={404: missing, 405: missing},
     )
 
 

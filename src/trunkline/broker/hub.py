@@ -20,6 +20,7 @@ from trunkline.buses.local import LocalBus
 from trunkline.errors import Closed, Denied, TrunklineError
 from trunkline.event import Event, Receipt
 from trunkline.options import GroupOptions
+from trunkline.outbox import publish_once
 from trunkline.schemas import Registry
 from trunkline.system import Counts, System
 
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 PRINCIPAL = "auth_principal"  # the header that says who published; what a client puts there is lost
 RESERVED = frozenset({rights.TOPIC, configs.TOPIC, schemas.TOPIC})  # each has its own commands
-_LOOK_BACK = 1000
 
 
 class Connection(Protocol):
@@ -181,25 +181,7 @@ class Hub:
         ]
         if ahead:
             await asyncio.wait(ahead)
-        store = self.bus.store
-        options = (await store.topics()).get(topic)
-        earliest = min(event.ts for event in events)
-        found: dict[str, Receipt] = {}
-        for partition in range(options.partitions if options is not None else 0):
-            start = await store.seek(topic, partition, earliest)
-            while records := await store.read(topic, partition, start, _LOOK_BACK):
-                start = records[-1].offset + 1
-                for record in records:
-                    if (name := record.event.id) in wanted:
-                        durability = options.durability if options is not None else ""
-                        found[name] = Receipt(
-                            topic, partition, record.offset, name, durability=durability
-                        )
-        rest = [event for event in events if event.id not in found]
-        if rest:
-            for receipt in await self._publish(topic, rest):
-                found[receipt.id] = receipt
-        return [found[event.id] for event in events]
+        return await publish_once(self.bus.store, self._publish, topic, events)
 
     async def policy(self, topic: str, group: str) -> GroupOptions | None:
         """What a group that nobody has made yet gets; None if it exists and keeps its own."""

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -113,9 +114,7 @@ class LocalBus:
             return await self.store.append(topic, events)
         return await self._send(events)
 
-    def fire(
-        self, topic: str | Event, payload: Any = None, **fields: Any
-    ) -> asyncio.Task[Receipt]:
+    def fire(self, topic: str | Event, payload: Any = None, **fields: Any) -> asyncio.Task[Receipt]:
         """Publish without waiting: await what this gives, or ``flush``, before you rely on it."""
         task = asyncio.get_running_loop().create_task(self.publish(topic, payload, **fields))
         self._fired.add(task)
@@ -309,8 +308,8 @@ class LocalBus:
             await subscription.find()
         total = 0
         for key in list(self._pumps):
-            _, end = await self.store.bounds(key.topic, key.partition)
-            total += await self.store.update(key, lambda group, end=end: group.lag(end))  # type: ignore[misc]
+            first, end = await self.store.bounds(key.topic, key.partition)
+            total += await self.store.update(key, partial(_lag_of, first=first, end=end))
         return total
 
     async def pump(self, key: GroupKey, start: Start, policy: GroupOptions | None) -> Pump:
@@ -611,6 +610,10 @@ class LocalSubscription:
                     if key not in self._pumps and not self._closed:
                         self._pumps[key] = pump
                         pump.attach(self)
+
+
+def _lag_of(group: Group, first: int, end: int) -> int:
+    return group.lag(end, first)
 
 
 def _check_start(start: Start) -> None:

@@ -141,6 +141,11 @@ class RemoteBus:
                     raise InvalidEvent(f"an event for {event.topic} in a batch for {topic}")
         return await self._send(events)
 
+    async def publish_again(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
+        """Publish events that may have been published before, by their ids: each is kept once."""
+        check_topic(topic)
+        return await self._batch(list(events), again=True)
+
     def fire(self, topic: str | Event, payload: Any = None, **fields: Any) -> asyncio.Task[Receipt]:
         """Publish without waiting: await what this gives, or ``flush``, before you rely on it."""
         task = asyncio.get_running_loop().create_task(self.publish(topic, payload, **fields))
@@ -216,15 +221,16 @@ class RemoteBus:
             event.topic, told.partition, told.offset, event.id, told.duplicate, told.durability
         )
 
-    async def _batch(self, events: list[Event]) -> list[Receipt]:
+    async def _batch(self, events: list[Event], *, again: bool = False) -> list[Receipt]:
         bodies = b",".join([encoded(event, self._limits) for event in events])
         link = self.link
         await link.room.wait()
         corr = link.next_corr()
+        repeated = b'{"type":"PUBLISH","again":true,"corr":%d,"events":[%b]}' % (corr, bodies)
         told: Published = await link.ask(
             corr,
-            b'{"type":"PUBLISH","corr":%d,"events":[%b]}' % (corr, bodies),
-            lambda: b'{"type":"PUBLISH","again":true,"corr":%d,"events":[%b]}' % (corr, bodies),
+            repeated if again else b'{"type":"PUBLISH","corr":%d,"events":[%b]}' % (corr, bodies),
+            lambda: repeated,
         )
         places = told.receipts or [
             (told.partition, told.offset + index, False) for index in range(len(events))

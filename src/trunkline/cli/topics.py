@@ -277,11 +277,15 @@ def run_edit(args: argparse.Namespace) -> int:
             raise InvalidOption(f"--unset: there is no option {name}", hint=known)
     if not values and not names:
         raise InvalidOption("nothing to change", hint=f"trunkline topic info {args.topic}")
+
+    def change(before: TopicOptions) -> TopicOptions:
+        kept = msgspec.structs.asdict(before) | values
+        return make(TopicOptions, {k: v for k, v in kept.items() if k not in names})
+
     with closing(open_folder(args)) as folder:
         pick_topics(folder, check_topic(args.topic))
-        kept = msgspec.structs.asdict(folder.topics()[args.topic]) | values
-        options = make(TopicOptions, {k: v for k, v in kept.items() if k not in names})
-        folder.define(args.topic, options)
+        folder.edit(args.topic, change)
+        options = folder.topics()[args.topic]
     _show_options(args, "changed", options)
     return OK
 

@@ -149,9 +149,14 @@ class Folder:
 
     def define(self, name: str, options: TopicOptions) -> None:
         """Set the options of a topic. Partitions can be added, not taken away."""
+        self.edit(name, lambda _: options)
+
+    def edit(self, name: str, change: Callable[[TopicOptions], TopicOptions]) -> None:
+        """Change the options of a topic from what they are now, whoever else does so too."""
         check_topic(name)
         with self._locked_topics() as defined:
-            have = defined.get(name, TopicOptions()).partitions
+            before = defined.get(name, _DEFAULT)
+            options, have = change(before), before.partitions
             if options.partitions < have:
                 raise Conflict(f"{name} has {have} partitions, they cannot be reduced", topic=name)
             if is_dead(name) and options.partitions > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -110,6 +111,7 @@ class PartitionReader:
                     hint="it was removed by retention or purge",
                 )
             start = head.start
+        again = 0  # a remembered place may be the end of its segment: look once more
         while start < head.next and limit > 0:
             try:
                 segment, position = self._place(start, head)
@@ -122,11 +124,24 @@ class PartitionReader:
             if records:
                 self._remember(records[-1].offset + 1, segment, end_position)
                 return records
-            start = after
+            if after <= start and start == again:
+                raise self._missing([segment], start)
+            again = start = max(after, start)
         return []
 
     def seek(self, when: datetime) -> int:
         """The offset of the first record whose time is at or after ``when``, else the next one."""
+        return self._look(lambda: self._seek(when))
+
+    def _look(self, look: Callable[[], int]) -> int:
+        """``look``, and once more if a file was removed or replaced since it was listed."""
+        try:
+            return look()
+        except FileNotFoundError:
+            self.forget()
+            return look()
+
+    def _seek(self, when: datetime) -> int:
         head = self.head()
         wanted = int(when.timestamp() * 1_000_000)
         for segment in self._listed(head):
@@ -147,6 +162,9 @@ class PartitionReader:
 
     def segment_of(self, offset: int) -> int:
         """The number of the segment that holds ``offset``, or would."""
+        return self._look(lambda: self._segment_of(offset))
+
+    def _segment_of(self, offset: int) -> int:
         number = 1
         for segment in self.files():
             if not segment.bad and (segment.first or offset + 1) <= max(offset, 1):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from itertools import pairwise
 from typing import NamedTuple
 from zlib import crc32
 
@@ -20,7 +21,6 @@ from trunkline.log.folder import Folder
 from trunkline.log.head import Head
 from trunkline.log.line import Damaged, Line, Seal, frame_seal, parse
 from trunkline.log.segment import Entry, Segment, index_line, pack
-from trunkline.ranges import compress as compress_ranges
 
 _FRAME = 1024 * 1024
 Progress = Callable[[int, int], None]
@@ -275,7 +275,10 @@ def verify(
                 continue
             if expected is not None and first is not None and first != expected:
                 yield Finding(name, 0, f"it begins at offset {first}, not {expected}")
-            findings, following = _verify_segment(segment, head, name, segments[done + 1 :])
+            try:
+                findings, following = _verify_segment(segment, head, name, segments[done + 1 :])
+            except Corrupt as error:
+                findings, following = [Finding(name, error.position, error.message)], None
             yield from findings
             expected = following if following is not None else expected
             if progress is not None:
@@ -356,33 +359,52 @@ def salvage(folder: Folder, topic: str, partition: int) -> list[tuple[int, int]]
 
 
 def _is_damaged(segment: Segment) -> bool:
-    if segment.bad:
-        return True
-    for _, text in segment.lines(0, segment.size()):
+    return segment.bad or any(line is None for line, _ in _readable(segment))
+
+
+def _readable(segment: Segment) -> Iterator[tuple[Line | None, bytes]]:
+    """Each line that can be read, and ``(None, …)`` where something cannot."""
+    try:
+        edges = [e.position for e in segment.entries()] if segment.packed else [0, segment.size()]
+    except Corrupt:
+        yield None, b""
+        return
+    for low, high in pairwise(edges):
         try:
-            parse(text)
-        except Damaged:
-            return True
-    return False
+            lines = list(segment.lines(low, high))
+        except Corrupt:
+            yield None, b""
+            continue
+        for _, text in lines:
+            try:
+                yield parse(text), text
+            except Damaged:
+                yield None, text
 
 
 def _salvage(folder: Folder, segment: Segment, low: int, high: int) -> list[tuple[int, int]]:
     good: list[tuple[Line, bytes]] = []
-    for _, text in segment.lines(0, segment.size()):
-        try:
-            line = parse(text)
-        except Damaged:
-            continue
-        if line.seal is None and low <= line.offset <= high:
+    lost: list[tuple[int, int]] = []
+    # Between two good lines something is lost if a line there is damaged, or if no offset may be
+    # missing; where a log was compacted, missing offsets alone mean nothing.
+    dense = segment.bad or not (segment.seal and segment.holes)
+    last, hurt = low - 1, False
+    for line, text in _readable(segment):
+        if line is None:
+            hurt = True
+        elif line.seal is None and low <= line.offset <= high:
+            if line.offset > last + 1 and (hurt or dense):
+                lost.append((last + 1, line.offset - 1))
+            last, hurt = line.offset, False
             good.append((line, text))
-    have = {line.offset for line, _ in good}
-    lost = compress_ranges(set(range(low, high + 1)) - have)
+    if last < high and (hurt or dense):
+        lost.append((last + 1, high))
     place = os.path.join(folder.path, "quarantine")
     atomic.make_dir(place)
     with open(segment.path, "rb") as file:
         atomic.replace_file(os.path.join(place, os.path.basename(segment.path)), file.read())
-    whole = Segment.at(segment.path.removesuffix(".corrupt"), segment)
-    _rewrite(whole, good, Seal(len(good), low, high, "", 0, holes=True, lost=tuple(lost)))
+    mended = Segment.at(segment.path.removesuffix(".corrupt"), segment)
+    _rewrite(mended, good, Seal(len(good), low, high, "", 0, holes=True, lost=tuple(lost)))
     if segment.bad:
         atomic.remove_files([segment.path])
     return lost

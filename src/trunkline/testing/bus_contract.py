@@ -36,8 +36,7 @@ from trunkline.errors import (
     InvalidOption,
 )
 from trunkline.event import Event
-from trunkline.options import GroupOptions
-from trunkline.testing.bus_fixtures import AnyClock, BusFixtures, Connect, payloads
+from trunkline.testing.bus_fixtures import AnyClock, AppBus, BusFixtures, Connect, payloads
 
 
 class BusContract(BusFixtures):
@@ -45,7 +44,7 @@ class BusContract(BusFixtures):
 
     # -- publishing ----------------------------------------------------------------------------
 
-    async def test_a_receipt_says_where_the_event_went(self, bus: Any) -> None:
+    async def test_a_receipt_says_where_the_event_went(self, bus: AppBus) -> None:
         first = await bus.publish("orders", {"id": 1}, key="c42")
         second = await bus.publish(Event(id="mine", topic="orders", payload={"id": 2}))
 
@@ -53,7 +52,7 @@ class BusContract(BusFixtures):
         assert (first.duplicate, first.durability in ("fsync", "os", "none")) == (False, True)
         assert (second.offset, second.id) == (2, "mine")
 
-    async def test_what_is_published_is_delivered_as_it_was(self, bus: Any) -> None:
+    async def test_what_is_published_is_delivered_as_it_was(self, bus: AppBus) -> None:
         await bus.publish(
             "orders",
             {"id": 1, "list": [1, None]},
@@ -79,7 +78,7 @@ class BusContract(BusFixtures):
         assert (delivery.topic, delivery.partition, delivery.offset) == ("orders", 0, 1)
         assert (delivery.group, delivery.attempt) == ("billing", 1)
 
-    async def test_many_are_published_as_one_batch(self, bus: Any) -> None:
+    async def test_many_are_published_as_one_batch(self, bus: AppBus) -> None:
         receipts = await bus.publish_many("orders", [1, 2])
         receipts += await bus.publish_many("orders", [Event(topic="orders", payload=3)])
         assert [receipt.offset for receipt in receipts] == [1, 2, 3]
@@ -88,7 +87,7 @@ class BusContract(BusFixtures):
             assert payloads(await self.now(stream, 3)) == [1, 2, 3]
 
     async def test_a_batch_with_one_bad_event_leaves_nothing(
-        self, bus: Any, clock: AnyClock
+        self, bus: AppBus, clock: AnyClock
     ) -> None:
         with pytest.raises(InvalidEvent):
             await bus.publish_many("orders", [1, 2, float("nan")])
@@ -116,14 +115,14 @@ class BusContract(BusFixtures):
         ids=str,
     )
     async def test_bad_input_is_refused_and_nothing_is_written(
-        self, bus: Any, clock: AnyClock, topic: str, payload: Any, fields: dict[str, Any]
+        self, bus: AppBus, clock: AnyClock, topic: str, payload: Any, fields: dict[str, Any]
     ) -> None:
         with pytest.raises(Invalid):
             await bus.publish(topic, payload, **fields)
         async with bus.subscribe("orders", group="billing") as stream:
             await self.check_quiet(stream, clock)
 
-    async def test_a_repeat_is_told_and_not_delivered(self, bus: Any, clock: AnyClock) -> None:
+    async def test_a_repeat_is_told_and_not_delivered(self, bus: AppBus, clock: AnyClock) -> None:
         self.need("dedup")
         await bus.define("orders", dedup_window_s=60)
         first = await bus.publish("orders", 1, idem_key="a")
@@ -135,8 +134,8 @@ class BusContract(BusFixtures):
             assert payloads(await self.now(stream)) == [1]
             await self.check_quiet(stream, clock)
 
-    async def test_what_is_not_promised_is_refused(self, bus: Any) -> None:
-        asked = {
+    async def test_what_is_not_promised_is_refused(self, bus: AppBus) -> None:
+        asked: dict[str, dict[str, Any]] = {
             "priority": {"priority": "high"},
             "delay": {"delay_s": 1.0},
             "ttl": {"ttl_s": 1.0},
@@ -146,16 +145,15 @@ class BusContract(BusFixtures):
                 with pytest.raises(Invalid):
                     await bus.publish("orders", 1, **fields)
         for ordering in {"key", "partition", "none"} - set(self.features.ordering):
+            policy = self.policy(ordering=ordering)
             with pytest.raises(Invalid):
-                async with bus.subscribe(
-                    "orders", group=f"g-{ordering}", policy=GroupOptions(ordering=ordering)
-                ):
+                async with bus.subscribe("orders", group=f"g-{ordering}", policy=policy):
                     pass
         assert (await bus.publish("orders", 1)).offset >= 1
 
     # -- groups and members --------------------------------------------------------------------
 
-    async def test_each_group_gets_everything(self, bus: Any) -> None:
+    async def test_each_group_gets_everything(self, bus: AppBus) -> None:
         await bus.publish_many("orders", [1, 2, 3])
         async with (
             bus.subscribe("orders", group="billing") as billing,
@@ -164,7 +162,7 @@ class BusContract(BusFixtures):
             assert payloads(await self.now(billing, 3)) == [1, 2, 3]
             assert payloads(await self.now(audit, 3)) == [1, 2, 3]
 
-    async def test_members_of_a_group_share(self, bus: Any, clock: AnyClock) -> None:
+    async def test_members_of_a_group_share(self, bus: AppBus, clock: AnyClock) -> None:
         async with (
             bus.subscribe("orders", group="billing", max_inflight=5) as one,
             bus.subscribe("orders", group="billing", max_inflight=5) as two,
@@ -174,7 +172,7 @@ class BusContract(BusFixtures):
             await self.check_quiet(one, clock)
         assert sorted(payloads(mine + yours)) == list(range(10))
 
-    async def test_every_partition_is_delivered(self, bus: Any) -> None:
+    async def test_every_partition_is_delivered(self, bus: AppBus) -> None:
         self.need("partitions")
         await bus.define("orders", partitions=4)
         sent = [Event(topic="orders", key=f"k{n}", payload=n) for n in range(20)]
@@ -184,14 +182,14 @@ class BusContract(BusFixtures):
         assert sorted(payloads(got)) == list(range(20))
         assert {delivery.partition for delivery in got} == {0, 1, 2, 3}
 
-    async def test_partitions_that_are_added_are_delivered_too(self, bus: Any) -> None:
+    async def test_partitions_that_are_added_are_delivered_too(self, bus: AppBus) -> None:
         self.need("partitions")
         async with bus.subscribe("orders", group="billing") as stream:
             await bus.define("orders", partitions=3)
             await bus.publish_many("orders", list(range(9)))
             assert sorted(payloads(await self.now(stream, 9))) == list(range(9))
 
-    async def test_what_is_acked_never_comes_again(self, bus: Any, clock: AnyClock) -> None:
+    async def test_what_is_acked_never_comes_again(self, bus: AppBus, clock: AnyClock) -> None:
         await bus.publish_many("orders", [1, 2, 3])
         async with bus.subscribe("orders", group="billing") as stream:
             one, _, three = await self.now(stream, 3)
@@ -200,9 +198,7 @@ class BusContract(BusFixtures):
             assert payloads(await self.now(stream)) == [2]
             await self.check_quiet(stream, clock)
 
-    async def test_a_subscriber_that_leaves_gives_back_what_it_has(
-        self, bus: Any, clock: AnyClock
-    ) -> None:
+    async def test_a_subscriber_that_leaves_gives_back_what_it_has(self, bus: AppBus) -> None:
         await bus.publish_many("orders", [1, 2, 3])
         async with bus.subscribe("orders", group="billing", policy=self.policy()) as stream:
             (held,) = await self.now(stream)
@@ -213,7 +209,7 @@ class BusContract(BusFixtures):
         assert tries == {1: 2, 2: 1, 3: 1}  # what nobody had seen was not a try
         assert await held.ack() is False, "it is no longer this subscriber's"
 
-    async def test_a_subscriber_that_crashes_loses_nothing(self, bus: Any) -> None:
+    async def test_a_subscriber_that_crashes_loses_nothing(self, bus: AppBus) -> None:
         await bus.publish_many("orders", [1, 2])
 
         async def crash() -> None:
@@ -227,7 +223,7 @@ class BusContract(BusFixtures):
             assert sorted(payloads(await self.now(stream, 2))) == [1, 2]
 
     async def test_another_connection_is_another_member(
-        self, bus: Any, connect: Connect, clock: AnyClock
+        self, bus: AppBus, connect: Connect
     ) -> None:
         self.need("shared")
         other = connect()
@@ -256,7 +252,7 @@ class BusContract(BusFixtures):
         assert [task.result().event.payload for task in done] == ["more"]
 
     async def test_a_group_goes_on_where_it_was(
-        self, bus: Any, connect: Connect, clock: AnyClock
+        self, bus: AppBus, connect: Connect, clock: AnyClock
     ) -> None:
         self.need("persistent")
         await bus.publish_many("orders", [1, 2, 3])
@@ -278,7 +274,7 @@ class BusContract(BusFixtures):
     @pytest.mark.parametrize("first", ["ack", "nack", "term"])
     @pytest.mark.parametrize("then", ["ack", "nack", "term"])
     async def test_the_first_verb_wins(
-        self, bus: Any, clock: AnyClock, first: str, then: str
+        self, bus: AppBus, clock: AnyClock, first: str, then: str
     ) -> None:
         await bus.publish("orders", 1)
         async with bus.subscribe("orders", group="billing", policy=self.policy()) as stream:
@@ -291,7 +287,7 @@ class BusContract(BusFixtures):
             else:
                 await self.check_quiet(stream, clock)
 
-    async def test_a_nack_comes_again_after_its_delay(self, bus: Any, clock: AnyClock) -> None:
+    async def test_a_nack_comes_again_after_its_delay(self, bus: AppBus, clock: AnyClock) -> None:
         await bus.publish("orders", 1)
         async with bus.subscribe("orders", group="billing", policy=self.policy()) as stream:
             (delivery,) = await self.now(stream)
@@ -302,7 +298,7 @@ class BusContract(BusFixtures):
         assert clock.monotonic() - before >= 1.99 * self.unit_s
 
     async def test_the_delay_between_tries_grows_up_to_a_bound(
-        self, bus: Any, clock: AnyClock
+        self, bus: AppBus, clock: AnyClock
     ) -> None:
         unit = self.unit_s
         policy = self.policy(backoff_base_s=unit, backoff_mult=2.0, backoff_max_s=3 * unit)
@@ -315,7 +311,7 @@ class BusContract(BusFixtures):
         assert delivery.attempt == 6
 
     async def test_what_is_not_settled_in_time_comes_again(
-        self, bus: Any, clock: AnyClock
+        self, bus: AppBus, clock: AnyClock
     ) -> None:
         policy = self.policy(ack_timeout_s=3 * self.unit_s)
         await bus.publish("orders", 1)
@@ -327,7 +323,7 @@ class BusContract(BusFixtures):
         assert clock.monotonic() - before >= 2.9 * self.unit_s
 
     async def test_a_delivery_that_timed_out_no_longer_fills_the_window(
-        self, bus: Any, clock: AnyClock
+        self, bus: AppBus, clock: AnyClock
     ) -> None:
         policy = self.policy(ack_timeout_s=self.unit_s)
         await bus.publish("orders", 1)
@@ -337,7 +333,7 @@ class BusContract(BusFixtures):
             await self.now(stream)
             assert (await self.later(stream, clock, 4 * self.unit_s)).attempt == 2
 
-    async def test_in_progress_begins_the_timeout_anew(self, bus: Any, clock: AnyClock) -> None:
+    async def test_in_progress_begins_the_timeout_anew(self, bus: AppBus, clock: AnyClock) -> None:
         policy = self.policy(ack_timeout_s=3 * self.unit_s)
         await bus.publish("orders", 1)
         async with bus.subscribe("orders", group="billing", policy=policy) as stream:
@@ -351,7 +347,7 @@ class BusContract(BusFixtures):
     # -- order, priority, time -----------------------------------------------------------------
 
     async def test_the_records_of_a_key_wait_for_the_one_that_failed(
-        self, bus: Any, clock: AnyClock
+        self, bus: AppBus, clock: AnyClock
     ) -> None:
         sent = [("a", 1), ("a", 2), ("b", 3), (None, 4), ("a", 5)]
         for key, payload in sent:
@@ -371,7 +367,7 @@ class BusContract(BusFixtures):
             assert payloads([two, *await self.now(stream)]) == [2, 5]
 
     async def test_in_strict_order_everything_waits_for_the_one_that_failed(
-        self, bus: Any, clock: AnyClock
+        self, bus: AppBus, clock: AnyClock
     ) -> None:
         if "partition" not in self.features.ordering:
             pytest.skip("strict order is not promised")
@@ -391,7 +387,7 @@ class BusContract(BusFixtures):
                 (delivery,) = await self.now(stream)
         assert seen == [(1, 2), (2, 1), (3, 1)]
 
-    async def test_without_order_nothing_waits(self, bus: Any) -> None:
+    async def test_without_order_nothing_waits(self, bus: AppBus) -> None:
         if "none" not in self.features.ordering:
             pytest.skip("deliveries without order are not promised")
         await bus.publish_many("orders", [1, 2, 3], key="a")
@@ -399,7 +395,7 @@ class BusContract(BusFixtures):
         async with bus.subscribe("orders", group="billing", policy=policy) as stream:
             assert payloads(await self.now(stream, 3)) == [1, 2, 3]
 
-    async def test_what_matters_more_comes_first(self, bus: Any) -> None:
+    async def test_what_matters_more_comes_first(self, bus: AppBus) -> None:
         self.need("priority")
         for priority in ("low", "normal", "critical", "high", "critical"):
             await bus.publish("orders", priority, priority=priority)
@@ -411,7 +407,7 @@ class BusContract(BusFixtures):
                 await delivery.ack()
         assert got == [("critical", 3), ("critical", 5), ("high", 4), ("normal", 2), ("low", 1)]
 
-    async def test_what_matters_more_overtakes_what_came_before_it(self, bus: Any) -> None:
+    async def test_what_matters_more_overtakes_what_came_before_it(self, bus: AppBus) -> None:
         self.need("priority")
         await bus.publish_many("orders", list(range(20)))
         async with bus.subscribe("orders", group="billing", max_inflight=1) as stream:
@@ -421,7 +417,7 @@ class BusContract(BusFixtures):
             assert payloads([first, *await self.now(stream)]) == [0, "critical"]
 
     async def test_what_waited_long_enough_comes_before_what_matters_more(
-        self, bus: Any, clock: AnyClock
+        self, bus: AppBus, clock: AnyClock
     ) -> None:
         self.need("priority")
         policy = self.policy(aging_s=self.unit_s)
@@ -438,7 +434,7 @@ class BusContract(BusFixtures):
             (next_one,) = await self.now(stream)
         assert next_one.event.payload == "low"
 
-    async def test_a_delayed_event_comes_when_it_is_due(self, bus: Any, clock: AnyClock) -> None:
+    async def test_a_delayed_event_comes_when_it_is_due(self, bus: AppBus, clock: AnyClock) -> None:
         self.need("delay")
         before = clock.now()
         await bus.publish("orders", "later", delay_s=3 * self.unit_s)
@@ -452,7 +448,7 @@ class BusContract(BusFixtures):
 
     @pytest.mark.parametrize("kind", ["drop", "dlq", "deliver"])
     async def test_an_expired_event_meets_its_topics_policy(
-        self, bus: Any, clock: AnyClock, kind: str
+        self, bus: AppBus, clock: AnyClock, kind: str
     ) -> None:
         self.need("ttl", "dead_letters")
         await bus.define("orders", ttl_policy=kind)
@@ -471,7 +467,7 @@ class BusContract(BusFixtures):
 
     # -- where a group begins, and what it sees ------------------------------------------------
 
-    async def test_a_group_begins_where_it_is_told_to(self, bus: Any, clock: AnyClock) -> None:
+    async def test_a_group_begins_where_it_is_told_to(self, bus: AppBus, clock: AnyClock) -> None:
         await bus.publish_many("orders", [1, 2])
         await clock.run(10 * self.unit_s)
         middle = clock.now()
@@ -489,9 +485,9 @@ class BusContract(BusFixtures):
         for group, (_, wanted) in starts.items():
             assert payloads(await self.now(streams[group], len(wanted))) == wanted, group
             await self.check_quiet(streams[group], clock)
-            await streams[group].close()
+            await streams[group].__aexit__(None, None, None)
 
-    async def test_a_group_that_exists_keeps_its_place(self, bus: Any, clock: AnyClock) -> None:
+    async def test_a_group_that_exists_keeps_its_place(self, bus: AppBus, clock: AnyClock) -> None:
         await bus.publish_many("orders", [1, 2])
         async with bus.subscribe("orders", group="billing", start="latest"):
             pass
@@ -501,7 +497,7 @@ class BusContract(BusFixtures):
             await self.check_quiet(stream, clock)
 
     async def test_a_pattern_takes_in_topics_that_come_later(
-        self, bus: Any, clock: AnyClock
+        self, bus: AppBus, clock: AnyClock
     ) -> None:
         self.need("patterns")
         await bus.publish("orders.eu", 1)
@@ -519,14 +515,19 @@ class BusContract(BusFixtures):
             await self.check_quiet(all_, clock)
 
     async def test_only_what_passes_the_filter_is_delivered(
-        self, bus: Any, clock: AnyClock
+        self, bus: AppBus, clock: AnyClock
     ) -> None:
         await bus.publish_many("orders", [{"n": n} for n in range(6)])
-        wanted = {"text": "payload.n >= 4", "code": lambda event: event.payload["n"] < 2}
+        wanted: dict[str, Any] = {
+            "text": "payload.n >= 4",
+            "code": lambda event: event.payload["n"] < 2,
+        }
         for group, where in wanted.items():
             async with bus.subscribe("orders", group=group, where=where) as stream:
                 got = await self.now(stream, 2)
-                assert [d.event.payload["n"] for d in got] == ([4, 5] if group == "text" else [0, 1])
+                assert [d.event.payload["n"] for d in got] == (
+                    [4, 5] if group == "text" else [0, 1]
+                )
                 for delivery in got:
                     await delivery.ack()
                 await self.check_quiet(stream, clock)
@@ -535,7 +536,7 @@ class BusContract(BusFixtures):
 
     # -- limits and conflicts ------------------------------------------------------------------
 
-    async def test_no_more_is_in_flight_than_asked_for(self, bus: Any, clock: AnyClock) -> None:
+    async def test_no_more_is_in_flight_than_asked_for(self, bus: AppBus, clock: AnyClock) -> None:
         await bus.publish_many("orders", list(range(50)))
         async with (
             bus.subscribe("orders", group="billing", max_inflight=3) as slow,
@@ -549,12 +550,12 @@ class BusContract(BusFixtures):
             assert payloads(await self.now(slow)) == [3]
             await self.check_quiet(slow, clock)
 
-    async def test_a_wide_window_is_filled_without_any_ack(self, bus: Any) -> None:
+    async def test_a_wide_window_is_filled_without_any_ack(self, bus: AppBus) -> None:
         await bus.publish_many("orders", list(range(3000)))
         async with bus.subscribe("orders", group="billing", max_inflight=2500) as stream:
             assert len(await self.now(stream, 2500)) == 2500
 
-    async def test_another_policy_for_a_group_is_a_conflict(self, bus: Any) -> None:
+    async def test_another_policy_for_a_group_is_a_conflict(self, bus: AppBus) -> None:
         policy = self.policy(max_retries=1)
         async with bus.subscribe("orders", group="billing", policy=policy):
             pass
@@ -567,7 +568,7 @@ class BusContract(BusFixtures):
             await bus.publish("orders", 1)
             assert payloads(await self.now(stream)) == [1]
 
-    async def test_a_subscription_that_is_wrong_is_refused(self, bus: Any) -> None:
+    async def test_a_subscription_that_is_wrong_is_refused(self, bus: AppBus) -> None:
         for topic, group in (("a/b", "g"), ("a.>.b", "g"), ("orders", "g/h"), ("orders", "_g")):
             with pytest.raises(InvalidName):
                 bus.subscribe(topic, group=group)
@@ -579,7 +580,7 @@ class BusContract(BusFixtures):
 
     # -- the end -------------------------------------------------------------------------------
 
-    async def test_a_stream_ends_with_its_bus(self, bus: Any) -> None:
+    async def test_a_stream_ends_with_its_bus(self, bus: AppBus) -> None:
         subscription = bus.subscribe("orders", group="billing")
         async with subscription as stream:
             waiting = asyncio.ensure_future(anext(stream, "the end"))
@@ -587,7 +588,7 @@ class BusContract(BusFixtures):
             await bus.close()
             assert await asyncio.wait_for(waiting, 10) == "the end"
 
-    async def test_closing_twice_is_closing_once(self, bus: Any) -> None:
+    async def test_closing_twice_is_closing_once(self, bus: AppBus) -> None:
         await bus.publish("orders", 1)
         await bus.close()
         await bus.close()

@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import pytest
 
-from trunkline.bus import Delivery
+from trunkline.bus import Bus, Delivery
+from trunkline.dead import Desk
+from trunkline.event import Receipt
 from trunkline.options import GroupOptions
 from trunkline.testing.clock import ManualClock, PassingClock
 
+H = TypeVar("H", bound=Callable[..., Any])
 AnyClock = ManualClock | PassingClock
-Connect = Callable[..., Any]
 
 PATIENCE_S = 20.0  # of real time: far more than anything here takes
+
+
+class AppBus(Bus, Protocol):
+    """The bus as applications use it, and all that the suites call."""
+
+    async def publish_many(
+        self, topic: str, payloads: Sequence[Any], **fields: Any
+    ) -> list[Receipt]: ...
+
+    def on(
+        self, topic: str, *, group: str, workers: int = 1, **options: Any
+    ) -> Callable[[H], H]: ...
+
+    def use(self, *middleware: object) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self, timeout_s: float | None = None) -> None: ...
+
+    async def drain(self, timeout_s: float | None = None) -> bool: ...
+
+    async def define(self, topic: str, **options: Any) -> None: ...
+
+    def dead_letters(self, topic: str) -> Desk: ...
+
+
+Connect = Callable[..., AppBus]
 
 
 class BusFeatures(msgspec.Struct, frozen=True):
@@ -48,7 +77,7 @@ class BusFixtures:
         return ManualClock()
 
     @pytest.fixture
-    async def bus(self, connect: Connect) -> AsyncIterator[Any]:
+    async def bus(self, connect: Connect) -> AsyncIterator[AppBus]:
         bus = connect()
         await bus.start()
         yield bus
@@ -99,7 +128,7 @@ class BusFixtures:
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for what other tasks are about to bring about."""
         async with asyncio.timeout(PATIENCE_S):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 -- any condition, whoever brings it about
                 await asyncio.sleep(0.001)
 
 

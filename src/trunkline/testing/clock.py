@@ -56,10 +56,10 @@ class ManualClock:
 
     async def sleep(self, seconds: float) -> None:
         """Until the clock was advanced by as much."""
-        done = asyncio.get_running_loop().create_future()
-        timer = self.call_later(seconds, lambda: done.done() or done.set_result(None))
+        done = asyncio.Event()
+        timer = self.call_later(seconds, done.set)
         try:
-            await done
+            await done.wait()
         finally:
             timer.cancel()
 

@@ -16,7 +16,7 @@ from trunkline.bus import Delivery
 from trunkline.dead import Letter
 from trunkline.errors import Conflict, FatalError, InvalidOption, NotFound, Reject, Retry
 from trunkline.event import Event, Receipt
-from trunkline.testing.bus_fixtures import AnyClock, BusFixtures, Connect, payloads
+from trunkline.testing.bus_fixtures import AnyClock, AppBus, BusFixtures, Connect, payloads
 
 
 class Recorder:
@@ -46,10 +46,10 @@ class Recorder:
 class HandlerContract(BusFixtures):
     """Handlers, middleware, the end of a bus, and dead letters."""
 
-    async def letters(self, bus: Any, **options: Any) -> list[Letter]:
+    async def letters(self, bus: AppBus, **options: Any) -> list[Letter]:
         return [letter async for letter in bus.dead_letters("orders").letters(**options)]
 
-    async def bury(self, bus: Any, *numbers: Any, group: str = "billing") -> None:
+    async def bury(self, bus: AppBus, *numbers: Any, group: str = "billing") -> None:
         """Publish events and let a group reject them all."""
         await bus.publish_many("orders", list(numbers))
         async with bus.subscribe("orders", group=group, policy=self.policy()) as stream:
@@ -58,7 +58,7 @@ class HandlerContract(BusFixtures):
 
     # -- handlers ------------------------------------------------------------------------------
 
-    async def test_a_handler_that_returns_has_acked(self, bus: Any, clock: AnyClock) -> None:
+    async def test_a_handler_that_returns_has_acked(self, bus: AppBus, clock: AnyClock) -> None:
         seen: list[Any] = []
 
         @bus.on("orders", group="billing")
@@ -76,13 +76,13 @@ class HandlerContract(BusFixtures):
         async with bus.subscribe("orders", group="billing") as stream:
             await self.check_quiet(stream, clock)
 
-    async def test_a_plain_function_may_block(self, bus: Any) -> None:
+    async def test_a_plain_function_may_block(self, bus: AppBus) -> None:
         here = threading.get_ident()
         seen: list[bool] = []
         both = threading.Barrier(2, timeout=10)
 
         @bus.on("orders", group="billing", workers=2)
-        def bill(event: Event) -> None:
+        def bill(_: Event) -> None:
             both.wait()
             seen.append(threading.get_ident() == here)
 
@@ -90,7 +90,7 @@ class HandlerContract(BusFixtures):
         await bus.drain(30)
         assert seen == [False, False]
 
-    async def test_what_a_plain_function_gives_to_await_is_awaited(self, bus: Any) -> None:
+    async def test_what_a_plain_function_gives_to_await_is_awaited(self, bus: AppBus) -> None:
         seen: list[Any] = []
 
         async def bill(event: Event) -> None:
@@ -101,11 +101,11 @@ class HandlerContract(BusFixtures):
         await bus.drain(30)
         assert seen == [1]
 
-    async def test_as_many_run_at_once_as_there_are_workers(self, bus: Any) -> None:
+    async def test_as_many_run_at_once_as_there_are_workers(self, bus: AppBus) -> None:
         busy, most, go = 0, 0, asyncio.Event()
 
         @bus.on("orders", group="billing", workers=3)
-        async def bill(event: Event) -> None:
+        async def bill(_: Event) -> None:
             nonlocal busy, most
             busy += 1
             most = max(most, busy)
@@ -118,7 +118,7 @@ class HandlerContract(BusFixtures):
         await bus.drain(30)
         assert (most, busy) == (3, 0)
 
-    async def test_a_failure_is_tried_again_and_then_a_dead_letter(self, bus: Any) -> None:
+    async def test_a_failure_is_tried_again_and_then_a_dead_letter(self, bus: AppBus) -> None:
         tries: list[tuple[Any, int]] = []
 
         @bus.on("orders", group="billing", policy=self.policy(max_retries=2))
@@ -138,11 +138,11 @@ class HandlerContract(BusFixtures):
             assert letter.error == "ValueError: the till is closed"
             assert letter.event.payload == "bad"
 
-    async def test_a_handler_asks_for_a_retry_at_a_time(self, bus: Any, clock: AnyClock) -> None:
+    async def test_a_handler_asks_for_a_retry_at_a_time(self, bus: AppBus, clock: AnyClock) -> None:
         times: list[float] = []
 
         @bus.on("orders", group="billing", policy=self.policy())
-        async def bill(event: Event) -> None:
+        async def bill(_: Event) -> None:
             times.append(clock.monotonic())
             if len(times) == 1:
                 raise Retry(delay_s=2 * self.unit_s)
@@ -155,7 +155,7 @@ class HandlerContract(BusFixtures):
         assert times[1] - times[0] >= 1.99 * self.unit_s
 
     @pytest.mark.parametrize("signal", [Reject("broken"), FatalError("broken")], ids=repr)
-    async def test_a_handler_rejects_for_good(self, bus: Any, signal: Exception) -> None:
+    async def test_a_handler_rejects_for_good(self, bus: AppBus, signal: Exception) -> None:
         self.need("dead_letters")
         tries = []
 
@@ -170,11 +170,11 @@ class HandlerContract(BusFixtures):
         (letter,) = await self.letters(bus)
         assert (letter.reason, letter.error, letter.attempts) == ("rejected", "broken", 1)
 
-    async def test_a_handler_that_settles_by_itself_is_left_alone(self, bus: Any) -> None:
+    async def test_a_handler_that_settles_by_itself_is_left_alone(self, bus: AppBus) -> None:
         attempts = []
 
         @bus.on("orders", group="billing", policy=self.policy())
-        async def bill(event: Event, delivery: Delivery) -> None:
+        async def bill(_: Event, delivery: Delivery) -> None:
             attempts.append(delivery.attempt)
             if delivery.attempt == 1:
                 await delivery.nack()
@@ -183,7 +183,7 @@ class HandlerContract(BusFixtures):
         await bus.drain(30)
         assert attempts == [1, 2]
 
-    async def test_handlers_of_a_key_never_run_at_the_same_time(self, bus: Any) -> None:
+    async def test_handlers_of_a_key_never_run_at_the_same_time(self, bus: AppBus) -> None:
         busy: set[str | None] = set()
         order: dict[str | None, list[int]] = {"a": [], "b": [], "c": []}
         failed = set()
@@ -205,14 +205,14 @@ class HandlerContract(BusFixtures):
         for rest, key in enumerate("abc"):
             assert order[key] == list(range(rest, 60, 3))
 
-    async def test_a_handler_that_is_wrong_is_told(self, bus: Any) -> None:
+    async def test_a_handler_that_is_wrong_is_told(self, bus: AppBus) -> None:
         with pytest.raises(InvalidOption):
             bus.on("orders", group="billing", workers=0)
         async with bus.subscribe("orders", group="billing", policy=self.policy(max_retries=1)):
             pass
 
         @bus.on("orders", group="billing", policy=self.policy(max_retries=2))
-        async def bill(event: Event) -> None:
+        async def bill(_: Event) -> None:
             raise AssertionError("never called")
 
         with pytest.raises(Conflict):
@@ -222,7 +222,7 @@ class HandlerContract(BusFixtures):
 
     # -- middleware ----------------------------------------------------------------------------
 
-    async def test_middleware_surrounds_publishing_and_handling(self, bus: Any) -> None:
+    async def test_middleware_surrounds_publishing_and_handling(self, bus: AppBus) -> None:
         seen: list[str] = []
         bus.use(Recorder("outer", seen), Recorder("inner", seen))
         await bus.publish_many("orders", [1, 2])
@@ -230,14 +230,14 @@ class HandlerContract(BusFixtures):
         seen.clear()
 
         @bus.on("orders", group="billing")
-        async def bill(event: Event) -> str:
+        async def bill(_: Event) -> str:
             return "done"
 
         await bus.drain(30)
         one = ["outer begins", "inner begins", "inner ends with done", "outer ends with done"]
         assert seen == one * 2
 
-    async def test_middleware_may_change_or_refuse_what_is_published(self, bus: Any) -> None:
+    async def test_middleware_may_change_or_refuse_what_is_published(self, bus: AppBus) -> None:
         class Stamp:
             async def publish(self, events: list[Event], call_next: Any) -> Any:
                 if any(event.payload == "secret" for event in events):
@@ -254,7 +254,7 @@ class HandlerContract(BusFixtures):
             (delivery,) = await self.now(stream)
         assert (delivery.event.payload, delivery.event.actor) == ("open", "stamp")
 
-    async def test_what_middleware_raises_decides_like_the_handlers_own(self, bus: Any) -> None:
+    async def test_what_middleware_raises_decides_like_the_handlers_own(self, bus: AppBus) -> None:
         handled: list[int] = []
 
         class Guard:
@@ -266,7 +266,7 @@ class HandlerContract(BusFixtures):
         bus.use(Guard())
 
         @bus.on("orders", group="billing", policy=self.policy())
-        async def bill(event: Event, delivery: Delivery) -> None:
+        async def bill(_: Event, delivery: Delivery) -> None:
             handled.append(delivery.attempt)
 
         await bus.publish("orders", 1)
@@ -275,7 +275,7 @@ class HandlerContract(BusFixtures):
 
     # -- stop, drain, close --------------------------------------------------------------------
 
-    async def test_stop_lets_a_handler_finish(self, bus: Any, clock: AnyClock) -> None:
+    async def test_stop_lets_a_handler_finish(self, bus: AppBus, clock: AnyClock) -> None:
         begun, go, done = asyncio.Event(), asyncio.Event(), []
 
         @bus.on("orders", group="billing", policy=self.policy())
@@ -299,12 +299,12 @@ class HandlerContract(BusFixtures):
 
     @pytest.mark.parametrize("timeout_s", [0, 0.01])
     async def test_stop_ends_a_handler_that_takes_too_long(
-        self, bus: Any, timeout_s: float
+        self, bus: AppBus, timeout_s: float
     ) -> None:
         begun = asyncio.Event()
 
         @bus.on("orders", group="billing", policy=self.policy())
-        async def bill(event: Event) -> None:
+        async def bill(_: Event) -> None:
             begun.set()
             await asyncio.Event().wait()
 
@@ -314,7 +314,7 @@ class HandlerContract(BusFixtures):
         async with bus.subscribe("orders", group="billing") as stream:
             assert (await self.now(stream))[0].attempt == 2
 
-    async def test_a_bus_that_was_stopped_starts_again(self, bus: Any) -> None:
+    async def test_a_bus_that_was_stopped_starts_again(self, bus: AppBus) -> None:
         seen: list[Any] = []
 
         @bus.on("orders", group="billing")
@@ -330,11 +330,11 @@ class HandlerContract(BusFixtures):
         await bus.drain(30)
         assert seen == [1, 2]
 
-    async def test_drain_says_when_it_took_too_long(self, bus: Any, clock: AnyClock) -> None:
+    async def test_drain_says_when_it_took_too_long(self, bus: AppBus, clock: AnyClock) -> None:
         go = asyncio.Event()
 
         @bus.on("orders", group="billing")
-        async def bill(event: Event) -> None:
+        async def bill(_: Event) -> None:
             await go.wait()
 
         await bus.publish("orders", 1)
@@ -345,7 +345,7 @@ class HandlerContract(BusFixtures):
         go.set()
         assert await bus.drain(30) is True
 
-    async def test_close_ends_handlers_and_keeps_what_they_settled(self, bus: Any) -> None:
+    async def test_close_ends_handlers_and_keeps_what_they_settled(self, bus: AppBus) -> None:
         seen: list[Any] = []
         enough = asyncio.Event()
 
@@ -361,7 +361,7 @@ class HandlerContract(BusFixtures):
 
     # -- dead letters --------------------------------------------------------------------------
 
-    async def test_a_dead_letter_says_where_it_came_from(self, bus: Any) -> None:
+    async def test_a_dead_letter_says_where_it_came_from(self, bus: AppBus) -> None:
         self.need("dead_letters")
         await bus.publish("orders", {"id": 1}, key="k", headers={"mine": "kept"})
         async with bus.subscribe("orders", group="billing", policy=self.policy()) as stream:
@@ -379,7 +379,9 @@ class HandlerContract(BusFixtures):
         async with bus.subscribe("orders.DLQ", group="watch") as stream:
             assert payloads(await self.now(stream)) == [{"id": 1}]
 
-    async def test_a_pattern_does_not_take_in_dead_letters(self, bus: Any, clock: AnyClock) -> None:
+    async def test_a_pattern_does_not_take_in_dead_letters(
+        self, bus: AppBus, clock: AnyClock
+    ) -> None:
         self.need("dead_letters", "patterns")
         await self.bury(bus, 1)
         async with bus.subscribe(">", group="watch") as stream:
@@ -387,7 +389,7 @@ class HandlerContract(BusFixtures):
             await self.check_quiet(stream, clock)
 
     async def test_a_redriven_record_goes_to_its_group_alone(
-        self, bus: Any, clock: AnyClock
+        self, bus: AppBus, clock: AnyClock
     ) -> None:
         self.need("dead_letters")
         await self.bury(bus, 1, 2)
@@ -410,7 +412,7 @@ class HandlerContract(BusFixtures):
         assert [x.open for x in await self.letters(bus, closed=True)] == [True, False]
 
     async def test_a_record_redriven_through_another_connection_is_delivered(
-        self, bus: Any, connect: Connect, clock: AnyClock
+        self, bus: AppBus, connect: Connect, clock: AnyClock
     ) -> None:
         self.need("dead_letters", "shared")
         await self.bury(bus, 1)
@@ -424,7 +426,7 @@ class HandlerContract(BusFixtures):
         finally:
             await other.close()
 
-    async def test_a_dry_run_changes_nothing(self, bus: Any, clock: AnyClock) -> None:
+    async def test_a_dry_run_changes_nothing(self, bus: AppBus, clock: AnyClock) -> None:
         self.need("dead_letters")
         await self.bury(bus, 1)
         desk = bus.dead_letters("orders")
@@ -434,11 +436,13 @@ class HandlerContract(BusFixtures):
         async with bus.subscribe("orders", group="billing") as stream:
             await self.check_quiet(stream, clock)
 
-    async def test_a_record_that_keeps_failing_is_not_redriven_for_ever(self, bus: Any) -> None:
+    async def test_a_record_that_keeps_failing_is_not_redriven_for_ever(self, bus: AppBus) -> None:
         self.need("dead_letters")
         await self.bury(bus, 1)
         for count in range(2):
-            refused = [one.refused async for one in bus.dead_letters("orders").redrive(max_redrives=2)]
+            refused = [
+                one.refused async for one in bus.dead_letters("orders").redrive(max_redrives=2)
+            ]
             assert refused == [""], count
             async with bus.subscribe("orders", group="billing") as stream:
                 (delivery,) = await self.now(stream)
@@ -447,7 +451,7 @@ class HandlerContract(BusFixtures):
         assert last.refused == "redriven 2 times already"
         assert [letter.redrives for letter in await self.letters(bus)] == [2]
 
-    async def test_a_dropped_letter_is_closed(self, bus: Any, clock: AnyClock) -> None:
+    async def test_a_dropped_letter_is_closed(self, bus: AppBus, clock: AnyClock) -> None:
         self.need("dead_letters")
         await self.bury(bus, 1, 2)
         desk = bus.dead_letters("orders")
@@ -459,22 +463,21 @@ class HandlerContract(BusFixtures):
         async with bus.subscribe("orders", group="billing") as stream:
             await self.check_quiet(stream, clock)
 
-    async def test_redriving_keeps_to_its_rate(self, bus: Any, clock: AnyClock) -> None:
+    async def test_redriving_keeps_to_its_rate(self, bus: AppBus, clock: AnyClock) -> None:
         self.need("dead_letters")
         await self.bury(bus, 1, 2, 3)
-        times: list[float] = []
 
-        async def redrive() -> None:
-            async for _ in bus.dead_letters("orders").redrive(rate=1 / self.unit_s):
-                times.append(clock.monotonic())
+        async def redrive() -> list[float]:
+            desk = bus.dead_letters("orders")
+            return [clock.monotonic() async for _ in desk.redrive(rate=1 / self.unit_s)]
 
         job = asyncio.ensure_future(redrive())
         while not job.done():
             await clock.run(self.unit_s / 4)
-        await job
+        times = await job
         assert times[2] - times[0] >= 1.99 * self.unit_s
 
-    async def test_letters_are_listed_by_group(self, bus: Any) -> None:
+    async def test_letters_are_listed_by_group(self, bus: AppBus) -> None:
         self.need("dead_letters")
         await self.bury(bus, 1)
         async with bus.subscribe("orders", group="audit", policy=self.policy()) as stream:

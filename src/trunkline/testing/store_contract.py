@@ -42,7 +42,21 @@ Make = Callable[..., Store]
 Reopen = Callable[[Store], Awaitable[Store]]
 
 KEY = GroupKey("orders", 0, "billing")
-HOSTILE = ["", ".", "..", ".hidden", "a/b", "../up", "a__b", "a..b", "a b", "a\n", "a\0b", "é", "x" * 201]
+HOSTILE = [
+    "",
+    ".",
+    "..",
+    ".hidden",
+    "a/b",
+    "../up",
+    "a__b",
+    "a..b",
+    "a b",
+    "a\n",
+    "a\0b",
+    "é",
+    "x" * 201,
+]
 
 
 def events(count: int, topic: str = "orders", **fields: Any) -> list[Event]:
@@ -314,7 +328,9 @@ class StoreContract:
     async def test_a_dead_letter_may_be_a_little_larger(self, make: Make) -> None:
         store = make(limits={"record_bytes": 2000})
         try:
-            letter = Event(topic="orders.DLQ", payload="x" * 1500, headers={"dlq-error": "e" * 1000})
+            letter = Event(
+                topic="orders.DLQ", payload="x" * 1500, headers={"dlq-error": "e" * 1000}
+            )
             assert offsets(await store.append("orders.DLQ", [letter])) == [1]
         finally:
             await store.close()

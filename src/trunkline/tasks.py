@@ -1,0 +1,222 @@
+"""A task queue over any bus: a task is an event, its workers are a group.
+
+Results and cancellations are events too: ``<topic>.results`` and ``<topic>.cancel``. A task is done
+when its worker returns; it is tried again, with the group's backoff, when the worker raises; when
+no try is left it is a dead letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+
+from trunkline.bus import Delivery
+from trunkline.errors import Reject, TrunklineError
+from trunkline.event import Event, new_id
+from trunkline.options import GroupOptions
+from trunkline.requests import ERROR, REPLY_TO, Refused, Replies, define_short_lived, forget_group
+from trunkline.topics import check_topic
+
+logger = logging.getLogger(__name__)
+
+P = TypeVar("P")
+_CANCELLED = "cancelled"
+_REMEMBERED = 10_000
+
+
+class Task(msgspec.Struct, Generic[P], frozen=True):
+    """A task in a worker's hands."""
+
+    id: str
+    topic: str
+    payload: P
+    priority: str = "normal"
+    attempt: int = 1
+
+
+class Ticket:
+    """A task that was handed in."""
+
+    __slots__ = ("_queue", "_result", "id")
+
+    def __init__(self, queue: TaskQueue, id_: str, result: asyncio.Future[Event] | None) -> None:
+        self.id = id_
+        self._queue = queue
+        self._result = result
+
+    async def result(self, timeout_s: float | None = None) -> Any:
+        """What the worker returned; ``Refused`` if it rejected the task or it was cancelled."""
+        if self._result is None:
+            raise RuntimeError("enqueue(result=True) to wait for a result")
+        async with asyncio.timeout(timeout_s):
+            event = await asyncio.shield(self._result)
+        if ERROR in event.headers:
+            raise Refused(event.headers[ERROR])
+        return event.payload
+
+    async def cancel(self) -> None:
+        await self._queue.cancel(self.id)
+
+
+class TaskQueue:
+    """Enter it to wait for results or to work; ``enqueue`` alone needs neither."""
+
+    def __init__(self, bus: Any, topic: str, group: str = "workers") -> None:
+        self._bus = bus
+        self.topic = check_topic(topic)
+        self.group = group
+        self._results = Replies(bus, f"{topic}.results")
+        self._cancel_topic = f"{topic}.cancel"
+        self._cancelled: OrderedDict[str, None] = OrderedDict()
+        self._running: dict[str, asyncio.Task[Any]] = {}
+        self._watcher: asyncio.Task[None] | None = None
+        self._watch_group = f"cancel-{secrets.token_hex(8)}"
+        self._stack = contextlib.AsyncExitStack()
+        self._entered = False
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._results)
+        self._entered = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._entered = False
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+            await forget_group(self._bus, self._cancel_topic, self._watch_group)
+        await self._stack.aclose()
+
+    async def enqueue(
+        self,
+        payload: Any,
+        key: str | None = None,
+        *,
+        priority: str | int = "normal",
+        delay_s: float | None = None,
+        result: bool = False,
+        **fields: Any,
+    ) -> Ticket:
+        """Hand in a task; returns once it is durable. Tasks of one key are done one by one."""
+        id_ = fields.pop("id", None) or new_id()
+        waiting = None
+        headers = dict(fields.pop("headers", {}))
+        if result:
+            if not self._entered:
+                raise RuntimeError("enter the queue to wait for results")
+            headers[REPLY_TO] = self._results.topic
+            waiting = self._results.expect(id_)
+        if delay_s is not None:
+            fields["delay_s"] = delay_s
+        await self._bus.publish(
+            self.topic,
+            {"payload": payload},
+            key=key,
+            priority=priority,
+            id=id_,
+            headers=headers,
+            **fields,
+        )
+        return Ticket(self, id_, waiting)
+
+    async def cancel(self, id_: str) -> None:
+        """Ask that a task is not done: one that waits is passed over, one that runs is stopped."""
+        await define_short_lived(self._bus, self._cancel_topic, 7 * 86_400)
+        await self._bus.publish(self._cancel_topic, {"id": id_}, key=id_)
+
+    async def work(
+        self,
+        handler: Callable[[Task[Any]], Any],
+        *,
+        workers: int = 1,
+        policy: GroupOptions | None = None,
+        max_inflight: int = 16,
+    ) -> None:
+        """Do tasks, ``workers`` at a time, from the moment the bus is started. A handler takes the
+        task; ``Reject`` gives it up, any other error has it tried again.
+        """
+        if self._watcher is None:
+            await self._watch()
+
+        async def handle(event: Event, delivery: Delivery) -> Any:
+            return await self._handle(handler, event, delivery)
+
+        self._bus.on(
+            self.topic,
+            group=self.group,
+            workers=workers,
+            policy=policy,
+            max_inflight=max(workers, max_inflight),
+        )(handle)
+
+    async def _handle(self, handler: Callable[..., Any], event: Event, delivery: Delivery) -> None:
+        if event.id in self._cancelled:
+            await self._reply(event, None, _CANCELLED)
+            return
+        payload = event.payload
+        if isinstance(payload, dict) and payload.keys() == {"payload"}:
+            payload = payload["payload"]
+        task = Task(event.id, event.topic, payload, event.priority, delivery.attempt)
+        job = asyncio.ensure_future(_call(handler, task))
+        self._running[event.id] = job
+        try:
+            result = await job
+        except asyncio.CancelledError:
+            if event.id not in self._cancelled:
+                job.cancel()
+                raise
+            await self._reply(event, None, _CANCELLED)
+        except Reject as signal:
+            await self._reply(event, None, signal.reason)
+            raise
+        else:
+            await self._reply(event, result)
+        finally:
+            self._running.pop(event.id, None)
+
+    async def _reply(self, event: Event, result: Any, error: str | None = None) -> None:
+        where = event.headers.get(REPLY_TO)
+        if where is not None:
+            headers = {} if error is None else {ERROR: error[:1000]}
+            await self._bus.publish(where, result, cause=event.id, type="result", headers=headers)
+
+    async def _watch(self) -> None:
+        """Know what is cancelled, also what was before this worker began."""
+        await define_short_lived(self._bus, self._cancel_topic, 7 * 86_400)
+        stream = self._bus.subscribe(self._cancel_topic, group=self._watch_group, start="earliest")
+        await stream.__aenter__()
+        self._stack.push_async_callback(stream.close)
+
+        async def watch() -> None:
+            try:
+                async for delivery in stream:
+                    self._note(delivery.event.payload)
+                    await delivery.ack()
+            except TrunklineError as error:
+                logger.warning("cancellations are not heard any more: %s", error)
+
+        self._watcher = asyncio.get_running_loop().create_task(watch())
+
+    def _note(self, payload: Any) -> None:
+        id_ = payload.get("id") if isinstance(payload, dict) else None
+        if not isinstance(id_, str):
+            return
+        self._cancelled[id_] = None
+        while len(self._cancelled) > _REMEMBERED:
+            self._cancelled.popitem(last=False)
+        running = self._running.get(id_)
+        if running is not None:
+            running.cancel()
+
+
+async def _call(handler: Callable[..., Any], task: Task[Any]) -> Any:
+    if asyncio.iscoroutinefunction(handler):
+        return await handler(task)
+    return await asyncio.to_thread(handler, task)

@@ -1,0 +1,225 @@
+"""What the local bus adds to the contract of a bus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trunkline
+from trunkline.buses.local import LocalBus
+from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption
+from trunkline.event import Event, Receipt
+from trunkline.options import GroupOptions
+from trunkline.stores.memory import MemoryStore
+from trunkline.testing import ManualClock
+
+AT_ONCE = GroupOptions(backoff_base_s=0.0)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def bus(clock: ManualClock) -> AsyncIterator[LocalBus]:
+    async with LocalBus(MemoryStore(clock=clock), clock=clock) as bus:
+        yield bus
+
+
+async def soon(stream: Any) -> Any:
+    return await asyncio.wait_for(anext(stream), 10)
+
+
+async def test_connect_opens_a_folder_or_memory(tmp_path: Path) -> None:
+    async with trunkline.connect(f"file:{tmp_path / 'bus'}", drain_timeout_s=1.0) as bus:
+        assert (await bus.publish("orders", 1)).durability == "fsync"
+        assert bus.options.drain_timeout_s == 1.0
+    async with trunkline.connect("memory:") as bus:
+        assert (await bus.publish("orders", 1)).durability == "none"
+    with pytest.raises(InvalidOption):
+        trunkline.connect("memory:", colour="red")
+
+
+class Stamp:
+    async def publish(self, events: list[Event], call_next: Any) -> list[Receipt]:
+        stamped = [Event(topic=e.topic, payload=e.payload, actor="stamp") for e in events]
+        receipts: list[Receipt] = await call_next(stamped)
+        return receipts
+
+
+async def test_middleware_counts_however_it_was_given(clock: ManualClock) -> None:
+    makers = [
+        LocalBus(MemoryStore(clock=clock), clock=clock, middleware=[Stamp()]),
+        trunkline.connect("memory:", clock=clock, middleware=[Stamp()]),
+    ]
+    for bus in makers:
+        async with bus:
+            await bus.publish("orders", 1)
+            await bus.publish_many("orders", [2])
+            assert [r.event.actor for r in await bus.read("orders")] == ["stamp", "stamp"]
+
+
+async def test_a_batch_has_one_topic_even_after_middleware(bus: LocalBus) -> None:
+    class Astray:
+        async def publish(self, events: list[Event], call_next: Any) -> Any:
+            return await call_next([*events, Event(topic="elsewhere")])
+
+    bus.use(Astray())
+    with pytest.raises(InvalidEvent):
+        await bus.publish("orders", 1)
+    assert await bus.topics() == {}
+
+
+async def test_publishing_is_reported(clock: ManualClock) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def report(topic: str, error: BaseException | None, seconds: float) -> None:
+        seen.append((topic, type(error).__name__))
+
+    async with LocalBus(MemoryStore(clock=clock), clock=clock, on_publish=report) as bus:
+        await bus.publish("orders", 1)
+        with pytest.raises(InvalidEvent):
+            await bus.publish("orders", float("nan"))
+    assert seen == [("orders", "NoneType"), ("orders", "InvalidEvent")]
+
+
+async def test_priority_may_be_given_as_a_number(bus: LocalBus) -> None:
+    await bus.publish("orders", 1, priority=0)
+    (record,) = await bus.read("orders")
+    assert record.event.priority == "critical"
+
+
+async def test_what_is_fired_is_waited_for_by_flush(bus: LocalBus) -> None:
+    task = bus.fire("orders", 1)
+    bus.fire("orders", 2)
+    await bus.flush()
+    assert (await task).offset == 1
+    assert len(await bus.read("orders")) == 2
+
+    bus.fire("orders", float("nan"))
+    with pytest.raises(InvalidEvent):
+        await bus.flush()
+    await bus.flush()
+
+
+async def test_a_stream_must_be_entered_and_only_once(bus: LocalBus) -> None:
+    stream = bus.subscribe("orders", group="billing")
+    with pytest.raises(Closed):
+        await anext(stream)
+    async with stream:
+        with pytest.raises(Closed):
+            await stream.__aenter__()
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_a_subscription_that_fails_to_begin_holds_nothing(bus: LocalBus) -> None:
+    await bus.publish("orders.a", 1)
+    await bus.publish("orders.b", 2)
+    async with bus.subscribe("orders.b", group="billing", policy=GroupOptions(max_retries=1)):
+        pass
+    with pytest.raises(Conflict):
+        async with bus.subscribe("orders.*", group="billing", policy=AT_ONCE):
+            pass
+    async with bus.subscribe("orders.a", group="billing") as stream:
+        assert (await soon(stream)).event.payload == 1
+
+
+async def test_subscribers_come_and_go_and_nothing_is_lost(bus: LocalBus) -> None:
+    await bus.publish_many("orders", list(range(200)))
+    done: set[int] = set()
+
+    async def visit(count: int) -> None:
+        for _ in range(count):
+            async with bus.subscribe("orders", group="billing", max_inflight=3) as stream:
+                for _ in range(2):
+                    try:
+                        delivery = await asyncio.wait_for(anext(stream), 0.05)
+                    except TimeoutError:
+                        return
+                    await delivery.ack()
+                    done.add(delivery.event.payload)
+
+    for _ in range(20):
+        await asyncio.gather(*(visit(10) for _ in range(4)))
+        if len(done) == 200:
+            break
+    assert done == set(range(200))
+
+
+async def test_drain_waits_for_topics_that_a_pattern_has_just_taken_in(bus: LocalBus) -> None:
+    seen: list[Any] = []
+
+    @bus.on("orders.>", group="billing")
+    async def bill(event: Event) -> None:
+        seen.append(event.payload)
+
+    await bus.drain()
+    for number in range(3):
+        await bus.publish(f"orders.t{number}", number)
+        await bus.drain()
+        assert seen == list(range(number + 1))
+
+
+async def test_run_handles_until_it_is_cancelled(bus: LocalBus) -> None:
+    seen = asyncio.Event()
+
+    @bus.on("orders", group="billing")
+    async def bill(event: Event) -> None:
+        seen.set()
+
+    running = asyncio.create_task(bus.run())
+    await bus.publish("orders", 1)
+    await asyncio.wait_for(seen.wait(), 10)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_health_tells_of_a_handler_that_could_not_begin(bus: LocalBus) -> None:
+    assert (await bus.health())["ok"] is True
+    async with bus.subscribe("orders", group="billing", policy=GroupOptions(max_retries=1)):
+        pass
+    bus.on("orders", group="billing", policy=AT_ONCE)(lambda event: None)
+    with pytest.raises(Conflict):
+        await bus.drain(5)
+    health = await bus.health()
+    assert health["ok"] is False
+    assert "another policy" in health["failed"][0]
+    with pytest.raises(Conflict):
+        await bus.stop()
+
+
+async def test_a_group_ahead_of_its_log_is_told(bus: LocalBus) -> None:
+    await bus.publish_many("orders", [1, 2])
+    async with bus.subscribe("orders", group="billing") as stream:
+        for _ in range(2):
+            await (await soon(stream)).ack()
+    store = bus.store
+    assert isinstance(store, MemoryStore)
+    del store._partitions["orders", 0]  # the log was lost, the group was not
+    with pytest.raises(InvalidOption, match="settled offset 2"):
+        async with bus.subscribe("orders", group="billing"):
+            pass
+
+
+async def test_a_handler_that_hangs_is_ended_after_the_drain_timeout(clock: ManualClock) -> None:
+    bus = LocalBus(MemoryStore(clock=clock), clock=clock, drain_timeout_s=0.01)
+    await bus.start()
+    begun = asyncio.Event()
+
+    @bus.on("orders", group="billing")
+    async def bill(event: Event) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    await bus.publish("orders", 1)
+    await begun.wait()
+    await asyncio.wait_for(bus.close(), 10)
+    with pytest.raises(Closed):
+        await bus.start()

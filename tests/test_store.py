@@ -1,0 +1,83 @@
+"""Opening a store by its URL, choosing a partition, and the bell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trunkline.errors import InvalidOption, NoBus
+from trunkline.event import Event
+from trunkline.options import StoreOptions
+from trunkline.store import Bell, Store, open_store, pick_partition
+from trunkline.stores.file import FileStore
+from trunkline.stores.memory import MemoryStore
+from trunkline.topics import partition_for
+
+STORES: tuple[type[Store], ...] = (MemoryStore, FileStore)  # the type checker reads this line
+
+
+async def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:
+    memory = open_store("memory:")
+    file = open_store(f"file:{tmp_path / 'bus'}", poll_s=0.5)
+    with_slashes = open_store(f"file://{tmp_path / 'bus'}")
+    assert (type(memory), type(file)) == (MemoryStore, FileStore)
+    assert isinstance(file, FileStore)
+    assert isinstance(with_slashes, FileStore)
+    assert file.options == StoreOptions(poll_s=0.5)
+    assert with_slashes.folder.path == file.folder.path
+    for store in (memory, file, with_slashes):
+        await store.close()
+
+
+def test_a_url_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    for url in ("file:", "carrier-pigeon:x", "", "orders"):
+        with pytest.raises(InvalidOption):
+            open_store(url)
+    with pytest.raises(InvalidOption):
+        open_store("memory:", colour="red")
+    with pytest.raises(NoBus):
+        open_store(f"file:{tmp_path / 'none'}", create=False)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_partition_is_chosen_by_key_then_by_idempotency_key_then_in_turn() -> None:
+    def pick(turn: int, **fields: str) -> int:
+        return pick_partition(Event(topic="orders", **fields), 4, turn)  # type: ignore[arg-type]
+
+    assert pick(0, key="c42") == pick(3, key="c42") == partition_for("c42", 4)
+    assert pick(1, key="c42", idem_key="x") == partition_for("c42", 4)
+    assert pick(1, idem_key="x") == pick(2, idem_key="x") == partition_for("x", 4)
+    assert [pick(turn) for turn in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert pick_partition(Event(topic="orders", key="c42"), 1, 7) == 0
+
+
+def test_a_bell_rings_for_those_who_asked() -> None:
+    bell = Bell()
+    all_: list[str | None] = []
+    orders: list[str | None] = []
+    bell.listen(all_.append)
+    bell.listen(orders.append, "orders")
+
+    bell.ring("orders")
+    bell.ring("refunds")
+    bell.ring()
+
+    assert all_ == ["orders", "refunds", None]
+    assert orders == ["orders", None]
+    bell.ignore(orders.append)
+    bell.ignore(orders.append)
+
+
+def test_a_listener_may_leave_while_the_bell_rings() -> None:
+    bell = Bell()
+    heard: list[str | None] = []
+
+    def once(topic: str | None) -> None:
+        heard.append(topic)
+        bell.ignore(once)
+
+    bell.listen(once)
+    bell.ring("a")
+    bell.ring("b")
+    assert heard == ["a"]

@@ -1,0 +1,84 @@
+"""The bus for scripts: plain calls, no loop in sight."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import trunkline
+from trunkline.errors import Closed, InvalidName, InvalidOption
+from trunkline.options import GroupOptions
+
+
+@pytest.fixture(params=["memory:", "file:"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return request.param if request.param == "memory:" else f"file:{tmp_path / 'bus'}"
+
+
+def test_a_script_publishes_reads_and_consumes(url: str) -> None:
+    with trunkline.open(url) as bus:
+        assert bus.publish("orders", {"id": 1}, key="c42").offset == 1
+        assert [r.offset for r in bus.publish_many("orders", [2, 3])] == [2, 3]
+        assert [record.event.payload for record in bus.read("orders", 2)] == [2, 3]
+        assert bus.bounds("orders") == (1, 4)
+        bus.define("refunds", partitions=2)
+        assert bus.topics()["refunds"].partitions == 2
+
+        seen = []
+        for delivery in bus.subscribe("orders", group="billing", timeout_s=0.2):
+            seen.append((delivery.topic, delivery.offset, delivery.attempt))
+            delivery.in_progress()
+            assert delivery.ack() is True
+            assert delivery.nack() is False
+    assert seen == [("orders", 1, 1), ("orders", 2, 1), ("orders", 3, 1)]
+
+
+def test_a_loop_that_is_left_gives_back_what_it_has(url: str) -> None:
+    policy = GroupOptions(backoff_base_s=0.0)
+    with trunkline.open(url) as bus:
+        bus.publish_many("orders", [1, 2])
+        for delivery in bus.subscribe("orders", group="billing", policy=policy):
+            assert delivery.nack(reason="not now") is True
+            break
+        again = bus.subscribe("orders", group="billing", timeout_s=5.0)
+        got = {(d := next(again)).offset: d for _ in range(2)}
+        assert (got[1].attempt, got[2].attempt) == (2, 1)
+        assert got[1].term("never") is True
+        assert got[2].ack() is True
+        again.close()  # type: ignore[attr-defined]
+
+
+def test_errors_come_out_as_they_are(url: str) -> None:
+    with trunkline.open(url) as bus, pytest.raises(InvalidName):
+        bus.publish("a/b", 1)
+    with pytest.raises(InvalidOption):
+        trunkline.open("carrier-pigeon:")
+
+
+def test_a_closed_bus_says_so_and_leaves_no_thread(url: str) -> None:
+    before = threading.active_count()
+    bus = trunkline.open(url)
+    bus.publish("orders", 1)
+    stream = bus.subscribe("orders", group="billing")
+    next(stream)
+    bus.close()
+    bus.close()
+    with pytest.raises(Closed):
+        bus.publish("orders", 2)
+    del stream
+    assert threading.active_count() <= before + 1
+
+
+def test_several_threads_share_one_bus(url: str) -> None:
+    with trunkline.open(url) as bus:
+        threads = [
+            threading.Thread(target=lambda: [bus.publish("orders", n) for n in range(20)])
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [record.offset for record in bus.read("orders")] == list(range(1, 81))

@@ -119,6 +119,8 @@ def test_the_index_points_at_the_line_it_names(folder: Path) -> None:
     (entry,) = read_index(str(folder / "wal" / "orders.00000001.index"))
     text = BLOCKS["wal/orders.00000001.jsonl"].encode()
     assert entry == Entry(3, text.index(b'{"offset":3'), 1772366401250000, 0)
+    words, _, checksum = BLOCKS["wal/orders.00000001.index"].strip().rpartition(" ")
+    assert checksum == f"{zlib.crc32(words.encode()):08x}"
 
 
 def test_the_folder_opens_and_holds_what_the_page_says(folder: Path) -> None:

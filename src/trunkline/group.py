@@ -254,7 +254,7 @@ class Group:
                 picked.append(offset)
                 taken.leases.append(self._lease(offset, by, until, counts=True))
         if picked or held:
-            op = Leased(by, until, compress(picked), compress(held))
+            op = Leased(by, until, compress(picked) or (), compress(held) or ())
             self._expect(until, (*op.offsets, *op.held))
             self.ops.append(op)
         if taken.dropped:

@@ -9,11 +9,10 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from tests.spark.logs import TOPIC, append, make_event, make_log  # noqa: E402
-from trunkline.errors import InvalidOption, NoBus, NotFound, OutOfRange  # noqa: E402
-from trunkline.log import upkeep  # noqa: E402
-from trunkline.log.folder import Folder  # noqa: E402
-from trunkline.spark.choice import (  # noqa: E402
+from trunkline.errors import InvalidOption, NoBus, NotFound, OutOfRange
+from trunkline.log import upkeep
+from trunkline.log.folder import Folder
+from trunkline.spark.choice import (
     Edge,
     Place,
     chosen_partitions,
@@ -21,7 +20,9 @@ from trunkline.spark.choice import (  # noqa: E402
     read_options,
     resolve,
 )
-from trunkline.spark.extents import Catalog  # noqa: E402
+from trunkline.spark.extents import Catalog
+
+from .logs import TOPIC, append, make_event, make_log
 
 
 def places(root: str, edge: Edge = "starting", *, stream: bool = False, **options: str) -> Place:
@@ -108,8 +109,10 @@ def test_a_time_after_the_last_record_is_an_error_or_the_end(tmp_path: Path) -> 
 
     with pytest.raises(NotFound, match="no record at or after 2030"):
         places(root, startingTimestamp="2030-01-01")
-    latest = {"startingOffsetsByTimestampStrategy": "latest"}
-    assert places(root, startingTimestamp="2030-01-01", **latest) == {TOPIC: {"0": 6}}
+    found = places(
+        root, startingTimestamp="2030-01-01", startingOffsetsByTimestampStrategy="latest"
+    )
+    assert found == {TOPIC: {"0": 6}}
 
 
 def test_an_offset_that_is_gone_or_not_there_yet(tmp_path: Path) -> None:
@@ -123,8 +126,8 @@ def test_an_offset_that_is_gone_or_not_there_yet(tmp_path: Path) -> None:
     assert (caught.value.first, caught.value.next) == (11, 31)
     with pytest.raises(OutOfRange, match="not written yet"):
         places(root, startingOffsets='{"orders":{"0":50}}')
-    lenient = {"failOnDataLoss": "false"}
-    assert places(root, startingOffsets='{"orders":{"0":5}}', **lenient) == {TOPIC: {"0": 11}}
+    found = places(root, startingOffsets='{"orders":{"0":5}}', failOnDataLoss="false")
+    assert found == {TOPIC: {"0": 11}}
 
 
 def test_topics_by_list_pattern_and_assignment(tmp_path: Path) -> None:

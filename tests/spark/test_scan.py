@@ -1,4 +1,4 @@
-"""Reading spans of the log as Arrow: just what the log's own reader gives, whatever it went through."""
+"""Reading spans of the log as Arrow: just what its own reader gives, whatever it went through."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 
-from tests.spark.logs import (  # noqa: E402
+from trunkline.errors import Corrupt, OutOfRange
+from trunkline.event import Event
+from trunkline.log import upkeep
+from trunkline.log.folder import Folder
+from trunkline.options import StoreOptions, TopicOptions
+from trunkline.spark import scan as scanning
+from trunkline.spark.columns import COLUMNS, CORRUPT
+from trunkline.spark.extents import Catalog, list_extents
+from trunkline.spark.plan import admit_bytes, admit_rows, divide
+from trunkline.spark.scan import ScanOptions, Span, scan
+
+from .logs import (
     TOPIC,
     append,
     as_row,
@@ -23,16 +34,6 @@ from tests.spark.logs import (  # noqa: E402
     make_log,
     read_log,
 )
-from trunkline.errors import Corrupt, OutOfRange  # noqa: E402
-from trunkline.event import Event  # noqa: E402
-from trunkline.log import upkeep  # noqa: E402
-from trunkline.log.folder import Folder  # noqa: E402
-from trunkline.options import StoreOptions, TopicOptions  # noqa: E402
-from trunkline.spark import scan as scanning  # noqa: E402
-from trunkline.spark.columns import COLUMNS, CORRUPT  # noqa: E402
-from trunkline.spark.extents import Catalog, list_extents  # noqa: E402
-from trunkline.spark.plan import admit_bytes, admit_rows, divide  # noqa: E402
-from trunkline.spark.scan import ScanOptions, Span, scan  # noqa: E402
 
 NAMES = tuple(COLUMNS)
 
@@ -69,7 +70,9 @@ payloads = st.recursive(
     max_leaves=6,
 )
 times = st.datetimes(
-    datetime(1990, 1, 1), datetime(2090, 1, 1), timezones=st.just(UTC)  # noqa: DTZ001
+    datetime(1990, 1, 1),  # noqa: DTZ001
+    datetime(2090, 1, 1),  # noqa: DTZ001
+    timezones=st.just(UTC),
 ) | st.just(datetime(2026, 5, 4, 3, 2, 1, 7, tzinfo=timezone(timedelta(hours=2))))
 events = st.builds(
     Event,
@@ -84,7 +87,7 @@ events = st.builds(
     band=st.sampled_from(["GREEN", "RED"]),
     not_before=st.none() | times,
     caps=st.lists(texts, max_size=2).map(tuple),
-    headers=st.dictionaries(st.sampled_from(["payload", "x", 'q"},'])  , texts, max_size=2),
+    headers=st.dictionaries(st.sampled_from(["payload", "x", 'q"},']), texts, max_size=2),
     payload=payloads,
 )
 steps = st.lists(
@@ -234,7 +237,7 @@ def test_a_quarantined_segment_is_reported_not_passed_over(tmp_path: Path) -> No
         append(folder, [make_event(n) for n in range(start, start + 10)])
     folder.close()
     path = tmp_path / "wal" / "orders.00000002.jsonl"
-    path.rename(f"{path}.corrupt")  # noqa: TID251
+    path.rename(f"{path}.corrupt")
 
     with pytest.raises(Corrupt, match="offsets 11 to 20 of orders/0 are in no readable file"):
         rows(str(tmp_path))
@@ -272,9 +275,7 @@ def test_a_span_means_the_same_after_its_segment_was_rewritten(tmp_path: Path) -
 def test_types_and_spaces_are_picked_without_being_shown(tmp_path: Path) -> None:
     root = make_log(tmp_path, 12)
 
-    found = rows(
-        root, names=("offset",), types=frozenset({"t1"}), spaces=frozenset({"s0"})
-    )
+    found = rows(root, names=("offset",), types=frozenset({"t1"}), spaces=frozenset({"s0"}))
 
     assert found == [{"offset": 5}, {"offset": 11}]
 

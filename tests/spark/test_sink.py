@@ -9,15 +9,16 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-import pyarrow as pa  # noqa: E402
-from pyspark.sql.types import StringType, StructField, StructType  # noqa: E402
+import pyarrow as pa
+from pyspark.sql.types import StringType, StructField, StructType
 
-from tests.spark.logs import read_log  # noqa: E402
-from trunkline.errors import TrunklineError  # noqa: E402
-from trunkline.log.folder import Folder  # noqa: E402
-from trunkline.options import TopicOptions  # noqa: E402
-from trunkline.spark import sink as sinking  # noqa: E402
-from trunkline.spark.sink import PIECE, SinkOptions, Staged, StreamSink  # noqa: E402
+from trunkline.errors import TrunklineError
+from trunkline.log.folder import Folder
+from trunkline.options import TopicOptions
+from trunkline.spark import sink as sinking
+from trunkline.spark.sink import PIECE, SinkOptions, Staged, StreamSink
+
+from .logs import read_log
 
 SCHEMA = StructType([StructField("key", StringType()), StructField("value", StringType())])
 

@@ -10,15 +10,16 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.datasource import DataSourceReader  # noqa: E402
+from pyspark.sql.datasource import DataSourceReader
 
-from tests.spark.logs import TOPIC, append, as_row, decoded, make_event, make_log, read_log  # noqa: E402
-from tests.spark.test_scan import flip  # noqa: E402
-from trunkline.log import upkeep  # noqa: E402
-from trunkline.log.folder import Folder  # noqa: E402
-from trunkline.options import TopicOptions  # noqa: E402
-from trunkline.spark import cause_of  # noqa: E402
-from trunkline.spark.source import BatchReader  # noqa: E402
+from trunkline.log import upkeep
+from trunkline.log.folder import Folder
+from trunkline.options import TopicOptions
+from trunkline.spark import cause_of
+from trunkline.spark.source import BatchReader
+
+from .logs import TOPIC, append, as_row, decoded, make_event, make_log, read_log
+from .test_scan import flip
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

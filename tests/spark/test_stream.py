@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from tests.spark.logs import TOPIC, append, make_event, make_log, read_log  # noqa: E402
-from tests.spark.test_source import load  # noqa: E402
-from trunkline.log.folder import Folder, GroupKey  # noqa: E402
-from trunkline.options import TopicOptions  # noqa: E402
-from trunkline.spark import cause_of  # noqa: E402
-from trunkline.spark.sink import PIECE  # noqa: E402
+from trunkline.log.folder import Folder, GroupKey
+from trunkline.options import TopicOptions
+from trunkline.spark import cause_of
+
+from .logs import TOPIC, append, make_event, make_log, read_log
+from .test_source import load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

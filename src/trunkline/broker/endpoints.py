@@ -12,14 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from trunkline.broker import cloudevents, exposition
 from trunkline.broker.configs import Config
-from trunkline.broker.http import Ask, Endpoint, decoded, reply
-from trunkline.broker.openapi import (
-    EVENTS_OUT,
-    PUBLISH_BODY,
-    body,
-    parameter,
-    text_answer,
-)
+from trunkline.broker.http import Ask, decoded, reply
 from trunkline.errors import (
     Invalid,
     InvalidEvent,
@@ -37,7 +30,7 @@ from trunkline.store import GroupKey
 from trunkline.topics import check_group, check_topic, dead_topic
 from trunkline.where import compile_where
 
-_LIMIT = 1000
+READ_MAX = 1000
 _TAIL_S = 15.0
 _BATCH_MAX = 10_000
 
@@ -196,14 +189,14 @@ def _receipt(receipt: Receipt) -> dict[str, Any]:
 async def read_events(ask: Ask) -> Response:
     name = await _known(ask, "read")
     partition = ask.number("partition", 0, 0, 1023)
-    limit = ask.number("limit", 100, 1, _LIMIT)
+    limit = ask.number("limit", 100, 1, READ_MAX)
     where = ask.query("where")
     wanted = None if where is None else compile_where(where)
     at = await _offset(ask, name, partition, ask.query("from", "earliest") or "earliest")
     found: list[Record] = []
     looked = 0
-    while len(found) < limit and looked < 100 * _LIMIT:
-        records = await ask.hub.bus.store.read(name, partition, at, _LIMIT)
+    while len(found) < limit and looked < 100 * READ_MAX:
+        records = await ask.hub.bus.store.read(name, partition, at, READ_MAX)
         if not records:
             break
         for record in records:
@@ -407,7 +400,7 @@ async def list_dead(ask: Ask) -> Response:
     name = check_topic(ask.path("topic"))
     ask.require("read", dead_topic(name))
     desk = ask.hub.bus.dead_letters(name)
-    limit = ask.number("limit", 100, 1, _LIMIT)
+    limit = ask.number("limit", 100, 1, READ_MAX)
     found = []
     async for letter in desk.letters(group=ask.query("group"), closed=ask.flag("closed")):
         found.append(letter)
@@ -531,152 +524,3 @@ async def readyz(ask: Ask) -> Response:
     health = await ask.hub.bus.health()
     ready = ask.hub.is_open and bool(health["ok"])
     return reply({"ok": ready, **({} if ready else {"health": health})}, 200 if ready else 503)
-
-
-async def openapi(ask: Ask) -> Response:
-    from trunkline.broker.openapi import document
-
-    return reply(document(ENDPOINTS, auth=ask.hub.rights.is_on))
-
-
-async def asyncapi(ask: Ask) -> Response:
-    from trunkline.broker.asyncapi import document
-
-    return reply(document(ask.hub.registry, ask.hub.options))
-
-
-_FROM = parameter("from", "an offset, earliest, latest, or a time in ISO 8601")
-_WHERE = parameter("where", "a condition in SQL, as in payload.total > 10")
-_PARTITION = parameter("partition", "0 if not given", 0, 1023)
-
-ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint("GET", "/topics", list_topics, "all topics"),
-    Endpoint(
-        "POST", "/topics", create_topic, "make a topic, or change it", body(NewTopic), {}, 201
-    ),
-    Endpoint("GET", "/topics/{topic}", get_topic, "one topic"),
-    Endpoint("DELETE", "/topics/{topic}", delete_topic, "remove a topic for good", status=204),
-    Endpoint("GET", "/topics/{topic}/offsets", offsets, "bounds, and where each group is"),
-    Endpoint(
-        "POST",
-        "/topics/{topic}/events",
-        publish,
-        "publish an event, or a batch of CloudEvents",
-        PUBLISH_BODY,
-        {},
-        201,
-        tag="events",
-    ),
-    Endpoint(
-        "GET",
-        "/topics/{topic}/events",
-        read_events,
-        "read events, past any group",
-        None,
-        {**_FROM, **_WHERE, **_PARTITION, **parameter("limit", "100 if not given", 1, _LIMIT)},
-        answers=EVENTS_OUT,
-        tag="events",
-    ),
-    Endpoint(
-        "GET",
-        "/topics/{topic}/events/{partition:int}/{offset:int}",
-        read_event,
-        "one event",
-        None,
-        parameter("form", "envelope, cloudevent or binary"),
-        answers={"*/*": {}},
-        tag="events",
-    ),
-    Endpoint(
-        "GET",
-        "/topics/{topic}/tail",
-        tail,
-        "follow events (server-sent events)",
-        None,
-        {
-            **_FROM,
-            **_WHERE,
-            **_PARTITION,
-            **parameter("limit", "end after so many; 0 for never", 0, 1_000_000),
-        },
-        answers=text_answer("text/event-stream"),
-        tag="events",
-    ),
-    Endpoint("GET", "/groups", list_groups, "all groups", tag="groups"),
-    Endpoint("GET", "/topics/{topic}/groups/{group}", get_group, "one group", tag="groups"),
-    Endpoint(
-        "DELETE",
-        "/topics/{topic}/groups/{group}",
-        delete_group,
-        "remove a group",
-        status=204,
-        tag="groups",
-    ),
-    Endpoint(
-        "POST",
-        "/topics/{topic}/groups/{group}/seek",
-        seek_group,
-        "move a group to an offset, earliest, latest or a time",
-        body(Seek),
-        tag="groups",
-    ),
-    Endpoint(
-        "POST", "/topics/{topic}/groups/{group}/pause", pause_group, "deliver nothing", tag="groups"
-    ),
-    Endpoint(
-        "POST", "/topics/{topic}/groups/{group}/resume", resume_group, "deliver again", tag="groups"
-    ),
-    Endpoint(
-        "GET",
-        "/topics/{topic}/dlq",
-        list_dead,
-        "dead letters",
-        None,
-        {
-            **parameter("group", "of this group alone"),
-            **parameter("closed", "true: those that are done with too"),
-            **parameter("limit", "100 if not given", 1, _LIMIT),
-        },
-        tag="dlq",
-    ),
-    Endpoint(
-        "POST",
-        "/topics/{topic}/dlq/redrive",
-        redrive,
-        "give records back to the groups that gave them up",
-        body(Choice),
-        tag="dlq",
-    ),
-    Endpoint(
-        "POST", "/topics/{topic}/dlq/drop", drop_dead, "close dead letters", body(Choice), tag="dlq"
-    ),
-    Endpoint("GET", "/schemas", list_schemas, "the schema of every topic", tag="schemas"),
-    Endpoint("GET", "/schemas/{topic}", get_schema, "the schema of a topic", tag="schemas"),
-    Endpoint(
-        "PUT",
-        "/schemas/{topic}",
-        put_schema,
-        "give a topic its next schema",
-        body(NewSchema),
-        tag="schemas",
-    ),
-    Endpoint(
-        "DELETE", "/schemas/{topic}", delete_schema, "take anything", status=204, tag="schemas"
-    ),
-    Endpoint(
-        "GET", "/schemas/{topic}/versions", schema_versions, "all its versions", tag="schemas"
-    ),
-    Endpoint("GET", "/stats", stats, "what happened since the start", tag="broker"),
-    Endpoint(
-        "GET",
-        "/metrics",
-        metrics,
-        "for Prometheus",
-        answers=text_answer("text/plain"),
-        tag="broker",
-    ),
-    Endpoint("GET", "/healthz", healthz, "alive", open=True, tag="broker"),
-    Endpoint("GET", "/readyz", readyz, "ready", open=True, tag="broker"),
-    Endpoint("GET", "/openapi.json", openapi, "this page", open=True, tag="broker"),
-    Endpoint("GET", "/asyncapi.json", asyncapi, "the frames", open=True, tag="broker"),
-)

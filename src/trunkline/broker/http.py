@@ -176,7 +176,7 @@ class _Guard:
 
 def application(hub: Hub, gate: Gate) -> Any:
     """The ASGI application."""
-    from trunkline.broker.endpoints import ENDPOINTS
+    from trunkline.broker.routes import ENDPOINTS
 
     def route(endpoint: Endpoint) -> Route:
         async def answer(request: Request) -> Response:

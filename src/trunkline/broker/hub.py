@@ -16,6 +16,7 @@ from trunkline.broker.configs import Configs
 from trunkline.broker.limits import Bucket
 from trunkline.broker.options import BrokerOptions
 from trunkline.broker.rights import Rights
+from trunkline.broker.sticky import Assignments
 from trunkline.buses.local import LocalBus
 from trunkline.errors import Closed, Denied, TrunklineError
 from trunkline.event import Event, Receipt
@@ -58,6 +59,7 @@ class Hub:
         )
         self.registry = Registry(bus)
         self.configs = Configs(bus)
+        self.sticky = Assignments()
         self.sessions: set[Connection] = set()
         self.is_open = False
         self.since = self.clock.now()
@@ -98,6 +100,7 @@ class Hub:
             except TrunklineError as error:
                 logger.warning("rights could not be read: %s", error)
                 continue
+            self.sticky.review()
             for session in list(self.sessions):
                 session.review()
 

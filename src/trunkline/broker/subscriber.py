@@ -76,7 +76,7 @@ class Subscriber:
         self._task: asyncio.Task[None] | None = None
         self._credit = asyncio.Event()
         self._match = _filter(frame.where, frame.filter)
-        self._subscription: LocalSubscription
+        self.subscription: LocalSubscription
 
     async def start(self) -> None:
         frame = self.frame
@@ -84,7 +84,7 @@ class Subscriber:
             policy: GroupOptions | None = make(GroupOptions, frame.policy)
         else:
             policy = await self._hub.policy(frame.topic, frame.group)
-        self._subscription = self._hub.bus.subscribe(
+        self.subscription = self._hub.bus.subscribe(
             frame.topic,
             group=frame.group,
             start=_start(frame.start),
@@ -92,12 +92,14 @@ class Subscriber:
             max_inflight=self._window,
             where=self._match,
         )
-        await self._subscription.__aenter__()
+        await self.subscription.__aenter__()
         if frame.batch:
             self._session.batch = True
         self.refill()
 
     def begin(self) -> None:
+        if self.frame.sticky:
+            self._hub.sticky.join((self.frame.topic, self.frame.group), self)
         self._task = asyncio.get_running_loop().create_task(self._deliver())
 
     async def close(self, unread: Iterable[tuple[str, int, int]] = ()) -> None:
@@ -113,14 +115,16 @@ class Subscriber:
             for one in self._held
             if (one.delivery.topic, one.delivery.partition, one.delivery.offset) in places
         ]
-        self._subscription._queue.extendleft(back)
+        self.subscription._queue.extendleft(back)
         for one in self._held:
             delivery = one.delivery
             mine = self._session.held.get((delivery.topic, delivery.partition, delivery.group), {})
             if mine.get(delivery.offset) is one:
                 del mine[delivery.offset]
         self._held.clear()
-        await self._subscription.close()
+        if self.frame.sticky:
+            self._hub.sticky.leave((self.frame.topic, self.frame.group), self)
+        await self.subscription.close()
 
     # -- the window ------------------------------------------------------------------------------
 
@@ -130,7 +134,7 @@ class Subscriber:
         room = self._window if credits is None else min(self._window, len(self._held) + credits)
         if self._is_halted:
             room = 0
-        subscription = self._subscription
+        subscription = self.subscription
         if subscription._room != room:
             subscription._room = room
             for pump in subscription._pumps.values():
@@ -155,7 +159,7 @@ class Subscriber:
     # -- out -------------------------------------------------------------------------------------
 
     async def _deliver(self) -> None:
-        session, subscription = self._session, self._subscription
+        session, subscription = self._session, self.subscription
         queue = subscription._queue
         try:
             async for delivery in subscription:

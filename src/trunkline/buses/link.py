@@ -222,7 +222,7 @@ class Link:
                 self._refused = error
                 self._give_up(error)
                 return
-            except (OSError, TimeoutError, TrunklineError) as error:
+            except Exception as error:  # noqa: BLE001 -- whatever it is, there is no connection
                 logger.debug("no connection to %s: %s", self.url, error)
                 if clock() - since >= self.options.patience_s:
                     self._give_up(ConnectionLost(f"no connection to {self.url}: {error}"))
@@ -262,7 +262,7 @@ class Link:
             if status in (401, 403):
                 raise Denied(f"{self.url} refused the connection", status=status) from error
             raise ConnectionLost(str(error)) from error
-        except WSError as error:
+        except (WSError, EOFError, ValueError) as error:
             raise ConnectionLost(str(error)) from error
 
     def _greet(self) -> None:

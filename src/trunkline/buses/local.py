@@ -359,8 +359,15 @@ class LocalBus:
     async def read(
         self, topic: str, start: int = 1, limit: int = 1000, *, partition: int = 0
     ) -> list[Record]:
-        """Records by offset, past any group."""
-        return await self.store.read(topic, partition, start, limit)
+        """Up to ``limit`` records from ``start`` on, past any group."""
+        records: list[Record] = []
+        while len(records) < limit:
+            more = await self.store.read(topic, partition, start, limit - len(records))
+            if not more:
+                break
+            records += more
+            start = more[-1].offset + 1
+        return records
 
     async def topics(self) -> dict[str, TopicOptions]:
         return await self.store.topics()

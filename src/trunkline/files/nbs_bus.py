@@ -252,7 +252,7 @@ def _status(args: list[bytes]) -> int:
     if state.pending:
         lines += b" (critical=%d, high=%d, normal=%d, low=%d)" % tuple(state.counts)
     lines += b"\n"
-    if state.oldest_us:
+    if state.pending:
         lines += b"Oldest pending: %b\n" % iso(state.oldest_us // 1_000_000).encode()
     lines += b"Processed: %d events (%.1f KB)\n" % (state.processed, state.processed_bytes / 1024)
     if state.stale:

@@ -133,11 +133,11 @@ class Spool:
         window_us = window_s * 1_000_000 if key else 0
         if window_us:
             self._refuse_duplicate(key, window_us, seen)
+        self._make_processed()
         if b"/" in source + type_ or b"\0" in source + type_:
             from trunkline.errors import InvalidName
 
             raise InvalidName("a source or type holds no '/'", name=os.fsdecode(source + type_))
-        self._make_processed()
         us, temp = self._write_temp(body)
         name = b"%d-%b-%b-%d.event" % (us, source, type_, os.getpid())
         try:
@@ -197,6 +197,8 @@ class Spool:
         """Acknowledge what waits now; returns how many of them this call acknowledged."""
         wanted = os.fsencode(source)
         names = [row[2] for row in self._scan() if not wanted or row[3] == wanted]
+        if not names:
+            return 0
         self._make_processed()
         count = sum(self._move(name) for name in names)
         if count:
@@ -237,7 +239,7 @@ class Spool:
         now_us = time.time_ns() // 1000
         for rank, us, *_ in self._scan():
             result.counts[rank] += 1
-            if result.oldest_us == 0 or us < result.oldest_us:
+            if result.pending == 1 or us < result.oldest_us:
                 result.oldest_us = us
             result.stale += timeout_s > 0 and now_us - us > timeout_s * 1_000_000
         processed = os.path.join(self.path, PROCESSED)

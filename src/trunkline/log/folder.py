@@ -35,7 +35,8 @@ from trunkline.group import Group
 from trunkline.log import atomic, layout
 from trunkline.log.head import FORMAT, Head
 from trunkline.log.journal import GroupFile
-from trunkline.log.reader import READ_BYTES, Bounds, PartitionReader
+from trunkline.log.reader import Bounds, PartitionReader
+from trunkline.log.recovery import READ_BYTES
 from trunkline.log.writer import PartitionWriter, Placed
 from trunkline.options import StoreOptions, TopicOptions, changed, make
 from trunkline.topics import check_group, check_topic, is_dead
@@ -104,11 +105,11 @@ class Folder:
             atomic.make_dir(os.path.join(self.path, name))
         with self._locked():
             if not os.path.exists(marker):
-                about = {"format": FORMAT, "id": new_id(), "created": self.clock.now().isoformat()}
-                atomic.replace_file(marker, msgspec.json.encode(about) + b"\n")
+                fresh = {"format": FORMAT, "id": new_id(), "created": self.clock.now().isoformat()}
+                atomic.replace_file(marker, msgspec.json.encode(fresh) + b"\n")
         try:
             with open(marker, "rb") as file:
-                about = msgspec.json.decode(file.read())
+                about = msgspec.json.decode(file.read(), type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise Corrupt(f"bus.json is damaged: {error}", path=marker, position=0) from error
         if about.get("format", 0) > FORMAT:
@@ -198,7 +199,14 @@ class Folder:
                 stored = msgspec.json.decode(data, type=dict[str, dict[str, Any]])
             except msgspec.DecodeError as error:
                 raise Corrupt(f"topics.json is damaged: {error}", path=path, position=0) from error
-            known = {name: make(TopicOptions, values) for name, values in stored.items()}
+            try:
+                known = {name: make(TopicOptions, values) for name, values in stored.items()}
+            except InvalidOption as error:
+                raise UnsupportedFormat(
+                    f"topics.json: {error.message}",
+                    path=path,
+                    hint="a newer version wrote it, or it was edited: upgrade, or mend it",
+                ) from error
             self._topics = (stamp, known)
         return self._topics[1]
 

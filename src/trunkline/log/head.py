@@ -24,7 +24,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     ``start`` is the first offset that still counts, ``sum`` the CRC-32 of the segment so far,
     ``ts`` the latest event time in it, ``indexed`` the last position noted in its index. ``epoch``
-    rises when visible records were lost, so that a group notices that offsets were used again.
+    rises when visible records were lost, so that a group notices that offsets, from ``reused`` on,
+    were used again.
     """
 
     format: int = FORMAT
@@ -38,6 +39,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     sum: int = 0
     ts: int = 0
     indexed: int = 0
+    reused: int = 0
 
 
 _encode = msgspec.json.Encoder().encode
@@ -113,7 +115,9 @@ class HeadFile:
 
     def store(self, head: Head) -> None:
         raw = encode(head)
-        os.pwrite(self.fd, raw, 0)
+        written = os.pwrite(self.fd, raw, 0)
+        while written < len(raw):
+            written += os.pwrite(self.fd, raw[written:], written)
         self._seen = (raw, head)
 
     def close(self) -> None:

@@ -2,20 +2,36 @@
 
 Under the group's lock each process reads what others appended to the journal, runs its step on the
 group, and appends the ops of that step. The snapshot says up to which byte of which generation of
-the journal it reaches; a new generation begins when the journal has grown large.
+the journal it reaches; a new generation begins when the journal has grown large. Its first line says
+where the last one ended, so that only a snapshot of all of that, or a later one, is its base.
+
+A line ``{"synced":n}`` says that the first ``n`` bytes were durable when it was written. What does
+not fit behind the last such mark is what a power cut left, and is cut off; before it, it is damage.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
 from trunkline.clock import Clock
-from trunkline.errors import Corrupt, UnsupportedFormat
-from trunkline.group import Anchored, AnyOp, Group, Saved, load
+from trunkline.errors import Corrupt, StorageError, UnsupportedFormat
+from trunkline.group import (
+    Anchored,
+    AnyOp,
+    Created,
+    Group,
+    Paused,
+    Redriven,
+    Saved,
+    Sought,
+    load,
+)
 from trunkline.log import atomic, layout
 from trunkline.log.head import FORMAT
 from trunkline.log.line import Damaged, close_line, is_intact, parse_object
@@ -24,6 +40,8 @@ T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
 _decode_op = msgspec.json.Decoder(AnyOp).decode
+_MARK = b'{"synced":'
+_AT_ONCE = Created | Paused | Redriven | Sought  # what somebody asked for is durable when it is done
 
 
 class Snapshot(Saved, frozen=True, kw_only=True):
@@ -52,7 +70,11 @@ class GroupFile:
         self._fd = -1
         self._position = 0
         self._generation = 1
-        self._snapshot_at = -1
+        self._snapshot_at = (0, 0)
+        self._synced = self._marked = 0  # what is durable, and what the journal says is
+        self._holding = threading.Lock()  # the journal may be synced by another thread
+        self._poisoned = 0  # the inode of a journal that could not be synced
+        self._segment = 1
         self.group = Group()
         self.epoch = 0
         self.dirty = False
@@ -61,6 +83,11 @@ class GroupFile:
     def size(self) -> int:
         """How long the journal is."""
         return self._position
+
+    @property
+    def is_poisoned(self) -> bool:
+        """Whether a sync of the journal failed: it must not be relied upon any more."""
+        return bool(self._poisoned) and os.fstat(self._fd).st_ino == self._poisoned
 
     def exists(self) -> bool:
         return os.path.exists(self._stem + ".journal") or os.path.exists(self._stem + ".json")
@@ -98,14 +125,15 @@ class GroupFile:
 
     def save(self, segment: int) -> None:
         """Write the snapshot; a crash then replays less."""
-        if not self.group.created or self._snapshot_at == self._position:
+        if not self.group.created or self._snapshot_at == (self._generation, self._position):
             return
         self._lock()
         try:
             self._catch_up()
-            if self._fd >= 0:
-                atomic.sync(self._fd)
-                self._write_snapshot(self._generation, self._position, segment)
+            with contextlib.suppress(StorageError):  # then the snapshot alone holds it all
+                self.sync()
+            self._segment = segment
+            self._write_snapshot()
         finally:
             atomic.unlock(self._lock_fd)
 
@@ -114,15 +142,44 @@ class GroupFile:
         self._lock()
         try:
             self._catch_up()
-            self._write_snapshot(self._generation + 1, 0, segment)
-            self._begin_journal(self._generation + 1)
+            self._segment = segment
+            self._begin_next()
+        finally:
+            atomic.unlock(self._lock_fd)
+
+    def adopt(self, epoch: int, reused: int) -> None:
+        """Take notice of an epoch of the log: from ``reused`` on its offsets are other records now,
+        so what the group knows of them is void.
+        """
+        self._lock()
+        try:
+            self._catch_up()
+            if self.epoch >= epoch:
+                return
+            if self.epoch and self.group.last_settled >= reused:
+                self.group.apply(Sought(min(self.group.floor, reused - 1)))
+            self.epoch = epoch
+            self._begin_next()
         finally:
             atomic.unlock(self._lock_fd)
 
     def sync(self) -> None:
-        if self.dirty and self._fd >= 0:
-            self.dirty = False
-            atomic.sync(self._fd)
+        """Make durable what was noted. After a failure this journal is not synced again: the next
+        generation takes its place.
+        """
+        with self._holding:
+            if not self.dirty or self._fd < 0:
+                return
+            position = self._position
+            if self.is_poisoned:
+                raise StorageError("the journal could not be synced", path=self._stem + ".journal")
+            try:
+                atomic.sync(self._fd)
+            except OSError as error:
+                self._poisoned = os.fstat(self._fd).st_ino
+                raise atomic.storage_error(error, self._stem + ".journal") from error
+            self.dirty = self._position > position
+            self._synced = position
 
     def remove(self) -> None:
         self._lock()
@@ -134,10 +191,19 @@ class GroupFile:
             self.close()
 
     def close(self) -> None:
-        for fd in (self._fd, self._lock_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._lock_fd = -1
+        self._swap(-1)
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _swap(self, fd: int) -> None:
+        """Hold another journal, or none."""
+        with self._holding:
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = fd
+            self._synced = self._marked = 0
+            self.dirty = False
 
     def _lock(self, timeout_s: float | None = None) -> None:
         path = self._stem + ".lock"
@@ -153,10 +219,8 @@ class GroupFile:
             self._forget()
 
     def _forget(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
-        self._position, self._generation, self._snapshot_at = 0, 1, -1
+        self._swap(-1)
+        self._position, self._generation, self._snapshot_at = 0, 1, (0, 0)
         self.group = Group()
 
     # -- reading -------------------------------------------------------------------------------
@@ -165,35 +229,43 @@ class GroupFile:
         path = self._stem + ".journal"
         if self._fd >= 0:
             try:
-                same = os.stat(path).st_ino == os.fstat(self._fd).st_ino
+                here, held = os.stat(path), os.fstat(self._fd)
+                same = here.st_ino == held.st_ino and held.st_size >= self._position
             except FileNotFoundError:
                 same = False
             if not same:
                 self._forget()
         if self._fd < 0:
-            self._load(path)
+            try:
+                self._load(path)
+            except BaseException:
+                self._forget()
+                raise
         self._read_journal()
 
     def _load(self, path: str) -> None:
         snapshot = self._read_snapshot()
         if snapshot is not None:
             self.group = load(snapshot)
-            self.epoch = snapshot.epoch
+            self.epoch, self._segment = snapshot.epoch, snapshot.segment
+        base = (snapshot.generation, snapshot.position) if snapshot else (0, 0)
         try:
-            self._fd = atomic.open_file(path, os.O_RDWR | os.O_APPEND)
+            self._swap(atomic.open_file(path, os.O_RDWR | os.O_APPEND))
         except FileNotFoundError:
-            self._begin_journal(snapshot.generation if snapshot else 1)
+            self._begin_journal(base[0] + 1, base[1])
             return
-        generation, header = self._header()
-        if snapshot is None and generation > 1:
-            raise self._corrupt(path, 0, "its snapshot is missing")
-        behind = snapshot is not None and generation < snapshot.generation
-        if behind or generation == 0:
-            self._begin_journal(snapshot.generation if snapshot else 1)
-        else:
-            self._generation = generation
-            same = snapshot is not None and snapshot.generation == generation
-            self._position = max(header, snapshot.position) if snapshot and same else header
+        generation, after, header, anchor = self._header()
+        size = os.fstat(self._fd).st_size
+        if generation == 0 or base[0] > generation or (base[0] == generation and base[1] > size):
+            # It was torn when it was begun, or is older than the snapshot, which has it all.
+            self._begin_journal(base[0] + 1, base[1])
+            return
+        if base < (generation - 1, after):
+            raise self._corrupt(path, 0, "its snapshot is missing or too old")
+        self._generation = generation
+        self._position = max(header, base[1]) if base[0] == generation else header
+        if base[0] < generation and anchor is not None:
+            self.group.apply(anchor)
         self._read_journal()
         if self.group.anchor is None or self.group.anchor.boot != self._clock.boot:
             anchor = self._now()
@@ -205,8 +277,10 @@ class GroupFile:
         clock = self._clock
         return Anchored(clock.boot, clock.monotonic(), clock.now().timestamp())
 
-    def _header(self) -> tuple[int, int]:
-        """The generation of the journal, and where its ops begin. A torn header is begun anew."""
+    def _header(self) -> tuple[int, int, int, Anchored | None]:
+        """The generation of the journal, where the one before ended, where its ops begin, and the
+        clocks then; zeros if its only line is torn.
+        """
         line, newline, _ = os.pread(self._fd, 4096, 0).partition(b"\n")
         if newline and is_intact(line):
             header = parse_object(line)
@@ -215,12 +289,12 @@ class GroupFile:
                     f"the group has format {header['format']}, this version reads up to {FORMAT}",
                     hint="upgrade trunkline",
                 )
-            self.group.apply(msgspec.convert(header["anchor"], Anchored))
-            return int(header["generation"]), len(line) + 1
+            self.epoch = max(self.epoch, header["epoch"])
+            anchor = msgspec.convert(header["anchor"], Anchored)
+            return header["generation"], header["after"], len(line) + 1, anchor
         if os.fstat(self._fd).st_size > len(line) + len(newline):
             raise self._corrupt(self._stem + ".journal", 0, "its first line is damaged")
-        os.ftruncate(self._fd, 0)
-        return 0, 0
+        return 0, 0, 0, None
 
     def _read_journal(self) -> None:
         size = os.fstat(self._fd).st_size
@@ -231,16 +305,19 @@ class GroupFile:
         rest = lines.pop()
         for index, line in enumerate(lines):
             if not is_intact(line):
-                if any(is_intact(later) for later in lines[index + 1 :]):
+                if any(_mark(later) > self._position for later in lines[index + 1 :]):
                     raise self._corrupt(
                         self._stem + ".journal", self._position, "the checksum does not fit"
                     )
-                rest = line
+                rest = line or b"\n"
                 break
-            self.group.apply(_decode_op(line))
+            if line.startswith(_MARK):
+                self._marked = max(self._marked, _mark(line))
+            else:
+                self.group.apply(_decode_op(line))
             self._position += len(line) + 1
         if rest:
-            os.ftruncate(self._fd, self._position)  # torn, and never acted upon
+            os.ftruncate(self._fd, self._position)  # torn, and never durable
 
     def _read_snapshot(self) -> Snapshot | None:
         """The newest intact one; an error if there are only damaged ones."""
@@ -278,6 +355,9 @@ class GroupFile:
 
     def _append(self, ops: list[AnyOp], make_room: Callable[[], bool] | None) -> None:
         data = b"".join([close_line(_encode(op)[:-1]) for op in ops])
+        marks = self._synced > self._marked
+        if marks:
+            data = close_line(b"%b%d" % (_MARK, self._synced)) + data
         try:
             atomic.write_all(self._fd, data)
         except OSError as error:
@@ -288,34 +368,46 @@ class GroupFile:
             return
         self._position += len(data)
         self.dirty = True
+        if marks:
+            self._marked = self._synced
+        if any(isinstance(op, _AT_ONCE) for op in ops):
+            try:
+                self.sync()
+            except StorageError:
+                self._begin_next()
 
-    def _begin_journal(self, generation: int) -> None:
+    def _begin_next(self) -> None:
+        """A new generation. Either copy of its base will do, so none can be lost alone."""
+        self._write_snapshot()
+        with open(self._stem + ".json", "rb") as file:
+            atomic.replace_file(self._stem + ".json.bak", file.read())
+        self._begin_journal(self._generation + 1, self._position)
+
+    def _begin_journal(self, generation: int, after: int) -> None:
         path = self._stem + ".journal"
         anchor = self._now()
         self.group.apply(anchor)
-        header: dict[str, Any] = {"format": FORMAT, "generation": generation}
+        header: dict[str, Any] = {"format": FORMAT, "generation": generation, "after": after}
         header |= {"topic": self.topic, "partition": self.partition, "group": self.name}
-        header["anchor"] = anchor
+        header |= {"epoch": self.epoch, "anchor": anchor}
         line = close_line(_encode(header)[:-1])
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._swap(-1)
         atomic.replace_file(path, line)
-        self._fd = atomic.open_file(path, os.O_RDWR | os.O_APPEND)
-        self._position, self._generation = len(line), generation
+        self._swap(atomic.open_file(path, os.O_RDWR | os.O_APPEND))
+        self._position, self._generation, self._poisoned = len(line), generation, 0
 
-    def _write_snapshot(self, generation: int, position: int, segment: int) -> None:
+    def _write_snapshot(self) -> None:
         state: dict[str, Any] = self.group.dump()
         snapshot = {
             "committed": state.pop("committed"),
-            "segment": segment,
+            "segment": self._segment,
             "ts": self._clock.now().isoformat(),
             "topic": self.topic,
             "partition": self.partition,
             "group": self.name,
             "format": FORMAT,
-            "generation": generation,
-            "position": position,
+            "generation": self._generation,
+            "position": self._position,
             "epoch": self.epoch,
             **state,
         }
@@ -328,4 +420,11 @@ class GroupFile:
         if is_intact(old.rstrip(b"\n")):
             atomic.replace_file(path + ".bak", old)
         atomic.replace_file(path, close_line(_encode(snapshot)[:-1]))
-        self._snapshot_at = position
+        self._snapshot_at = (self._generation, self._position)
+
+
+def _mark(line: bytes) -> int:
+    """How many bytes a line says were durable; 0 if it says nothing of the kind, or is damaged."""
+    if not line.startswith(_MARK) or not is_intact(line):
+        return 0
+    return int(parse_object(line)["synced"])

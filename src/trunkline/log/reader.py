@@ -17,11 +17,8 @@ from trunkline.event import Record
 from trunkline.log import layout
 from trunkline.log.head import Head, HeadFile
 from trunkline.log.line import Damaged, parse, read_records
-from trunkline.log.recovery import survey
+from trunkline.log.recovery import READ_BYTES, is_whole, survey
 from trunkline.log.segment import Segment
-
-READ_BYTES = 256 * 1024
-
 
 class Bounds(NamedTuple):
     """Half-open: the offsets that can be read are ``first <= offset < next``."""
@@ -83,7 +80,7 @@ class PartitionReader:
         """
         segments = list_segments(self._root, self._stem)
         last = next((s for s in segments if s.number == head.segment and not s.bad), None)
-        if last is not None and last.size() < head.end:
+        if last is not None and last.seal is None and not is_whole(last, head):
             self._corrected = (head, survey(segments, head).head)
         for segment in segments:
             segment.close()

@@ -18,8 +18,14 @@ from trunkline.log.line import Damaged, Line, parse
 from trunkline.log.segment import Segment
 
 
+READ_BYTES = 256 * 1024
+
+
 class Damage(NamedTuple):
-    segment: Segment
+    """``segment`` is None where the whole file is missing."""
+
+    segment: Segment | None
+    number: int
     position: int
     why: str
 
@@ -39,36 +45,62 @@ class Survey(NamedTuple):
 def survey(segments: Sequence[Segment], head: Head | None) -> Survey:
     """Look at the files; change nothing. ``head`` is what the head file says, if anything."""
     usable = [s for s in segments if not s.bad]
-    lost = False
+    lost = finished = False
     if head is not None:
         here = next((s for s in usable if s.number == head.segment), None)
-        size = here.size() if here else 0
-        if here is not None and size < head.durable:
-            why = f"it is {size} bytes long, {head.durable} were durable"
-            return Survey(head, [], [], Damage(here, size, why))
-        if here is None and (head.durable or any(s.number > head.segment for s in segments)):
-            gone = next((s for s in segments if s.number == head.segment), None)
-            if gone is None:
-                stand_in = segments[-1] if segments else None
-                if stand_in is not None:
-                    why = f"segment {head.segment} is gone"
-                    return Survey(head, [], [], Damage(stand_in, 0, why))
-        lost = size < head.end
-    if head is None or lost:
+        if here is None:
+            gone = _gone(segments, head)
+            if gone is not None:
+                return Survey(head, [], [], gone)
+        elif here.seal is not None:
+            finished = True  # the head is late: since then it was sealed, and perhaps rewritten
+        elif here.size() < head.durable:
+            why = f"it is {here.size()} bytes long, {head.durable} were durable"
+            return Survey(head, [], [], Damage(here, here.number, here.size(), why))
+        else:
+            lost = not is_whole(here, head)
+    if head is None or lost or finished:
         state, rest = _from_seals(usable, head)
     else:
         state, rest = head, [s for s in usable if s.number >= head.segment]
     found = _walk(state, rest, head)
     if lost and head is not None:
-        newer = found.head.next < head.next
-        fresh = replace(found.head, epoch=head.epoch + newer, start=head.start)
+        fresh = replace(found.head, epoch=head.epoch, start=head.start)
+        if fresh.next < head.next:
+            reused = min(fresh.next, head.reused or fresh.next)
+            fresh = replace(fresh, epoch=head.epoch + 1, reused=reused)
         return found._replace(head=fresh, lost=True)
     return found
 
 
+def is_whole(segment: Segment, head: Head) -> bool:
+    """Whether the segment holds what the head speaks of. What was not synced may be gone after a
+    power cut, or be other bytes, so there the checksum decides.
+    """
+    if segment.size() < head.end:
+        return False
+    if head.durable == head.end:
+        return True
+    sum_ = position = 0
+    while position < head.end:
+        chunk = segment.read(position, min(READ_BYTES, head.end - position))
+        sum_ = crc32(chunk, sum_)
+        position += len(chunk)
+    return sum_ == head.sum
+
+
+def _gone(segments: Sequence[Segment], head: Head) -> Damage | None:
+    """The head speaks of a segment that is not there, though it or a later one once was."""
+    if any(s.number == head.segment for s in segments):  # set aside
+        return None
+    if not (head.durable or any(s.number > head.segment for s in segments)):
+        return None
+    return Damage(None, head.segment, 0, f"segment {head.segment} is gone")
+
+
 def _from_seals(segments: list[Segment], head: Head | None) -> tuple[Head, list[Segment]]:
     """The state at the end of the last sealed segment, and the segments after it."""
-    base = Head(epoch=head.epoch, start=head.start) if head else Head()
+    base = Head(epoch=head.epoch, start=head.start, reused=head.reused) if head else Head()
     if segments and segments[0].first and not head:
         base = replace(base, start=segments[0].first, next=segments[0].first)
     for at in range(len(segments) - 1, -1, -1):
@@ -149,9 +181,9 @@ def _scan(
         trouble = (good.end, "a batch lacks its end")
     if upper is not None and good.next < upper:
         position, why = trouble or (good.end, f"offsets {good.next} to {upper - 1} are missing")
-        return good, Damage(segment, position, why)
+        return good, Damage(segment, segment.number, position, why)
     if trouble is not None and (trouble[0] < durable or _was_durable(segment, trouble[0], size)):
-        return _beyond(segment, good, size), Damage(segment, *trouble)
+        return _beyond(segment, good, size), Damage(segment, segment.number, *trouble)
     return good, None
 
 

@@ -345,6 +345,9 @@ def salvage(folder: Folder, topic: str, partition: int) -> list[tuple[int, int]]
     writer = folder.writer(topic, partition)
     head = writer.begin()
     try:
+        last = [s for s in writer.segments() if s.number == head.segment]
+        if any(_is_damaged(segment) for segment in last):
+            head = writer.roll(head)
         segments = writer.segments()
         for at, segment in enumerate(segments):
             if segment.number < head.segment and _is_damaged(segment):

@@ -24,7 +24,7 @@ from trunkline.log.head import Head, HeadFile
 from trunkline.log.line import Seal, frame_batch, frame_seal
 from trunkline.log.reader import list_segments
 from trunkline.log.recent import Recent
-from trunkline.log.recovery import Damage, survey
+from trunkline.log.recovery import Damage, is_whole, survey
 from trunkline.log.segment import Entry, Segment, index_line
 from trunkline.options import StoreOptions, TopicOptions
 
@@ -109,6 +109,9 @@ class PartitionWriter:
             if head is None or not self._fits(head):
                 head = self._recover(head)
             return head
+        except OSError as error:
+            self.end()
+            raise atomic.storage_error(error, self._head.path) from error
         except BaseException:
             self.end()
             raise
@@ -133,14 +136,14 @@ class PartitionWriter:
         self._open(head)
         first = Segment(self._root, self._stem, head.segment).first or head.next - head.records
         seal = Seal(head.records, first, head.next - 1, f"{head.sum:08x}", head.ts)
+        if head.durable < head.end:
+            self._sync(head)
         try:
-            if head.durable < head.end:
-                atomic.sync(self._fd)
             atomic.write_all(self._fd, frame_seal(seal))
-            atomic.sync(self._fd)
         except OSError as error:
             self._roll_back(head)
             raise atomic.storage_error(error, self._path(head.segment)) from error
+        self._sync(head)
         self._close_segment()
         head = _fresh(head, head.segment + 1)
         self.save(head)
@@ -152,12 +155,14 @@ class PartitionWriter:
             return
         head = self.begin()
         try:
+            self._wrote = False
             if head.durable < head.end:
                 self._open(head)
-                atomic.sync(self._fd)
+                self._sync(head)
                 head = replace(head, durable=head.end)
             self.save(head, durable=True)
-            self._wrote = False
+        except OSError as error:
+            raise atomic.storage_error(error, self._head.path) from error
         finally:
             self.end()
 
@@ -193,11 +198,7 @@ class PartitionWriter:
         durable = head.durable
         end = head.end + len(data)
         if topic.durability == "fsync":
-            try:
-                atomic.sync(self._fd)
-            except OSError as error:
-                self._abandon(head)
-                raise atomic.storage_error(error, self._path(head.segment)) from error
+            self._sync(head)
             durable = end
         latest = int(max(map(_ts, events)).timestamp() * 1_000_000)
         fresh = Head(
@@ -211,9 +212,22 @@ class PartitionWriter:
             sum=crc32(data, head.sum),
             ts=max(head.ts, latest),
             indexed=self._note(head, lines, len(data), latest),
+            reused=head.reused,
         )
-        self._head.store(fresh)
+        try:
+            self._head.store(fresh)
+        except OSError as error:  # nobody has seen the batch yet
+            self._roll_back(head)
+            raise atomic.storage_error(error, self._head.path) from error
         return fresh
+
+    def _sync(self, head: Head) -> None:
+        """Sync the segment; on failure go back to ``head`` in a new one."""
+        try:
+            atomic.sync(self._fd)
+        except OSError as error:
+            self._abandon(head)
+            raise atomic.storage_error(error, self._path(head.segment)) from error
 
     def _note(self, head: Head, lines: list[bytes], size: int, latest: int) -> int:
         """Add to the index what has grown past its step; returns the last position noted."""
@@ -257,14 +271,24 @@ class PartitionWriter:
         self._number = head.segment
 
     def _fits(self, head: Head) -> bool:
-        """Whether the last segment is just as long as the head says."""
-        if self._number != head.segment:
-            self._close_segment()
+        """Whether the last segment is just as long as the head says; and, when this process begins
+        to write, whether it still holds what was not synced when the last one ended.
+        """
+        if self._number == head.segment:
+            return os.fstat(self._fd).st_size == head.end
+        self._close_segment()
+        try:
+            if os.stat(self._path(head.segment)).st_size != head.end:
+                return False
+        except FileNotFoundError:
+            return head.end == 0 and self._is_last(head)
+        if head.durable < head.end and not self._wrote:
+            segment = Segment(self._root, self._stem, head.segment)
             try:
-                return os.stat(self._path(head.segment)).st_size == head.end
-            except FileNotFoundError:
-                return head.end == 0 and self._is_last(head)
-        return os.fstat(self._fd).st_size == head.end
+                return is_whole(segment, head)
+            finally:
+                segment.close()
+        return True
 
     def _is_last(self, head: Head) -> bool:
         return all(s.number < head.segment for s in self.segments())
@@ -304,22 +328,27 @@ class PartitionWriter:
 
     def _quarantine(self, damage: Damage, state: Head, segments: list[Segment]) -> None:
         bad = damage.segment
-        later = [s for s in segments if s.number > bad.number]
+        later = [s for s in segments if s.number > damage.number]
         if later:
             following = survey(later, None).head
-            state = replace(following, start=state.start, epoch=state.epoch)
+            state = replace(
+                following, start=state.start, epoch=state.epoch, reused=state.reused
+            )
         else:
-            state = _fresh(state, bad.number + 1)
-        if not bad.bad:
-            atomic.move_file(bad.path, bad.path + ".corrupt")
+            state = _fresh(state, damage.number + 1)
+        path = self._path(damage.number) if bad is None else bad.path
+        hint = "publishing goes on behind it; 'trunkline doctor --salvage' brings back what is left"
+        if bad is not None and not bad.bad:
+            atomic.move_file(path, path + ".corrupt")
+            path += ".corrupt"
+            hint = f"it was set aside as {os.path.basename(path)}; {hint}"
         self.save(state, durable=True)
-        name = os.path.relpath(bad.path, self._root)
+        name = os.path.relpath(path.removesuffix(".corrupt"), self._root)
         raise Corrupt(
             f"{name} is damaged at byte {damage.position}: {damage.why}",
-            path=bad.path + ".corrupt",
+            path=path,
             position=damage.position,
-            hint=f"it was set aside as {os.path.basename(name)}.corrupt and publishing goes on "
-            "behind it; 'trunkline doctor --salvage' brings back what can be read",
+            hint=hint,
         )
 
     def _roll_back(self, head: Head) -> None:
@@ -339,7 +368,8 @@ class PartitionWriter:
             os.ftruncate(self._fd, head.end)
         self._close_segment()
         fresh = _fresh(head, head.segment + 1)
-        os.close(atomic.create_file(self._path(fresh.segment)))
+        with contextlib.suppress(OSError):  # it is there, or the next append makes it
+            os.close(atomic.create_file(self._path(fresh.segment)))
         self.save(fresh)
 
     def _path(self, number: int) -> str:

@@ -5,16 +5,11 @@
     metrics = Metrics()
     bus = trunkline.connect("file:.bus", middleware=[metrics], hooks=metrics.hooks)
 
-==================================== =====================================================
-trunkline_published_total            events published, by topic and result (ok, duplicate,
-                                     or the name of the error)
-trunkline_settled_total              deliveries that handlers were done with, by topic, group
-                                     and outcome (ack, nack, term)
-trunkline_publish_duration_seconds   until a publish was acknowledged, by topic
-trunkline_process_duration_seconds   how long a handler took, by topic and group
-trunkline_dlq_total                  dead letters written, by topic, group and reason
-trunkline_storage_full               1 while publishing fails for want of room, else 0
-==================================== =====================================================
+Counted are ``trunkline_published_total`` by topic and result (ok, duplicate, or the error's name),
+``trunkline_settled_total`` by topic, group and outcome (ack, nack, term), ``trunkline_dlq_total``
+by topic, group and reason. Measured are ``trunkline_publish_duration_seconds`` by topic and
+``trunkline_process_duration_seconds`` by topic and group. ``trunkline_storage_full`` is 1 while
+publishing fails for want of room.
 """
 
 from __future__ import annotations
@@ -39,34 +34,19 @@ class _Meters:
     """What one registry holds; a second bus on the same registry counts on."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        where: Any = {"registry": registry}
-        self.published = Counter(
-            "trunkline_published_total", "Events published", ["topic", "result"], **where
+        def make(kind: Any, name: str, text: str, *labels: str, **more: Any) -> Any:
+            return kind(f"trunkline_{name}", text, labels, registry=registry, **more)
+
+        spans = {"buckets": _BUCKETS}
+        took = "_duration_seconds"
+        self.published = make(Counter, "published_total", "Events published", "topic", "result")
+        self.settled = make(
+            Counter, "settled_total", "Deliveries handled", "topic", "group", "outcome"
         )
-        self.settled = Counter(
-            "trunkline_settled_total",
-            "Deliveries that handlers were done with",
-            ["topic", "group", "outcome"],
-            **where,
-        )
-        self.publish_s = Histogram(
-            "trunkline_publish_duration_seconds",
-            "Until a publish was acknowledged",
-            ["topic"],
-            buckets=_BUCKETS,
-            **where,
-        )
-        self.process_s = Histogram(
-            "trunkline_process_duration_seconds",
-            "How long a handler took",
-            ["topic", "group"],
-            buckets=_BUCKETS,
-            **where,
-        )
-        self.dlq = Counter(
-            "trunkline_dlq_total", "Dead letters written", ["topic", "group", "reason"], **where
-        )
-        self.full = Gauge("trunkline_storage_full", "1 while there is no room to publish", **where)
+        self.publish_s = make(Histogram, f"publish{took}", "Until the receipt", "topic", **spans)
+        self.process_s = make(Histogram, f"process{took}", "Handling", "topic", "group", **spans)
+        self.dlq = make(Counter, "dlq_total", "Dead letters", "topic", "group", "reason")
+        self.full = make(Gauge, "storage_full", "1 while there is no room to publish")
 
 
 _meters: WeakKeyDictionary[CollectorRegistry, _Meters] = WeakKeyDictionary()

@@ -44,9 +44,7 @@ class Tracing:
         name = self._publish_name.format(topic=first.topic)
         inside = trace.get_current_span().get_span_context().is_valid
         context = None if inside else _context(first)
-        with self._tracer.start_as_current_span(
-            name, context, SpanKind.PRODUCER, record_exception=True
-        ) as span:
+        with self._tracer.start_as_current_span(name, context, SpanKind.PRODUCER) as span:
             if span.is_recording():
                 span.set_attributes(_common(first, "publish", "send"))
                 if first.space is not None:
@@ -62,19 +60,12 @@ class Tracing:
     async def handle(self, delivery: Delivery, call_next: HandleNext) -> Any:
         event = delivery.event
         name = self._handle_name.format(topic=event.topic)
+        quiet: Any = {"record_exception": False, "set_status_on_exception": False}
         with self._tracer.start_as_current_span(
-            name,
-            _context(event),
-            SpanKind.CONSUMER,
-            record_exception=False,
-            set_status_on_exception=False,
+            name, _context(event), SpanKind.CONSUMER, **quiet
         ) as span:
             span.set_attributes(_common(event, "process", "process"))
-            span.set_attribute("messaging.consumer.group.name", delivery.group)
-            span.set_attribute("messaging.destination.partition.id", str(delivery.partition))
-            span.set_attribute("group", delivery.group)
-            span.set_attribute("offset", delivery.offset)
-            span.set_attribute("retries", delivery.attempt - 1)
+            span.set_attributes(_place(delivery))
             try:
                 return await call_next(delivery)
             except HandlerSignal as signal:
@@ -98,6 +89,16 @@ def _common(event: Event, name: str, kind: str) -> dict[str, str]:
         "messaging.destination.name": event.topic,
         "messaging.message.id": event.id,
         "topic": event.topic,
+    }
+
+
+def _place(delivery: Delivery) -> dict[str, str | int]:
+    return {
+        "messaging.consumer.group.name": delivery.group,
+        "messaging.destination.partition.id": str(delivery.partition),
+        "group": delivery.group,
+        "offset": delivery.offset,
+        "retries": delivery.attempt - 1,
     }
 
 

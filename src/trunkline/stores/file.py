@@ -13,8 +13,9 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
@@ -77,6 +78,7 @@ class FileStore:
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slow_until = 0.0
+        self._watching = False
         self._closed = False
 
     # -- publishing ----------------------------------------------------------------------------
@@ -147,7 +149,9 @@ class FileStore:
     def _start(self) -> asyncio.AbstractEventLoop:
         if self._closed:
             raise Closed("the bus is closed")
-        self._loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._spawn(self._every(self.options.upkeep_s, partial(upkeep.tend, self.folder)))
         return self._loop
 
     def _begin(self, lane: _Lane) -> None:
@@ -317,46 +321,49 @@ class FileStore:
         """Ring the bell when another process changes something, and sync the journals at times.
         Subscribers need it; a store that only publishes does without.
         """
-        if not self._tasks:
-            loop = asyncio.get_running_loop()
-            jobs = (self._watch(), self._keep_synced(), self._tend())
-            self._tasks = [loop.create_task(job) for job in jobs]
+        if not self._watching:
+            self._watching = True
+            self._start()
+            self._spawn(self._watch())
+            self._spawn(self._every(self.options.journal_sync_s, self.folder.sync_groups))
+
+    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(job))
 
     async def _watch(self) -> None:
         try:
-            from watchfiles import awatch
+            await self._watch_files()
         except ImportError:
-            while True:
-                await asyncio.sleep(self.options.poll_s)
-                self.bell.ring(None)
+            logger.debug("watchfiles is not installed: polling every %s s", self.options.poll_s)
+        except (OSError, RuntimeError) as error:  # no inotify instance left, for example
+            logger.warning("cannot watch the folder, polling it instead: %s", error)
+        while True:
+            await asyncio.sleep(self.options.poll_s)
+            self.bell.ring(None)
+
+    async def _watch_files(self) -> None:
+        from watchfiles import awatch
+
         places = [os.path.join(self.folder.path, p) for p in ("wal", "offsets", "members", "dlq")]
-        while True:
-            async for changes in awatch(
-                *places,
-                watch_filter=None,
-                debounce=10,
-                step=2,
-                recursive=False,
-                rust_timeout=int(self.options.poll_s * 1000),
-                yield_on_timeout=True,
-            ):
-                del changes  # whatever it was, a look at the files costs less than telling apart
-                self.bell.ring(None)
+        async for _ in awatch(
+            *places,
+            watch_filter=None,
+            debounce=10,
+            step=2,
+            recursive=False,
+            rust_timeout=int(self.options.poll_s * 1000),
+            yield_on_timeout=True,
+        ):
+            self.bell.ring(None)  # whatever it was: to look costs less than to tell apart
 
-    async def _keep_synced(self) -> None:
-        """Bound how much of the groups' progress a power cut can take back."""
+    async def _every(self, seconds: float, job: Callable[[], object]) -> None:
+        """Do a job in a thread now and then; what fails is tried again."""
         while True:
-            await asyncio.sleep(self.options.journal_sync_s)
-            await asyncio.to_thread(self.folder.sync_groups)
-
-    async def _tend(self) -> None:
-        """Keep topics within their retention, compacted and compressed, as they ask for."""
-        while True:
-            await asyncio.sleep(self.options.upkeep_s)
+            await asyncio.sleep(seconds)
             try:
-                await asyncio.to_thread(upkeep.tend, self.folder)
-            except TrunklineError as error:
-                logger.warning("upkeep failed: %s", error)
+                await asyncio.to_thread(job)
+            except (TrunklineError, OSError) as error:
+                logger.warning("%s failed: %s", job, error)
 
     async def close(self) -> None:
         if self._closed:

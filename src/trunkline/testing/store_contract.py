@@ -24,14 +24,7 @@ from typing import Any
 
 import pytest
 
-from trunkline.errors import (
-    Closed,
-    Conflict,
-    InvalidEvent,
-    InvalidName,
-    NotFound,
-    OutOfRange,
-)
+from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidName, NotFound, OutOfRange
 from trunkline.event import Event, Receipt
 from trunkline.group import Group, Item
 from trunkline.options import GroupOptions, TopicOptions
@@ -42,21 +35,8 @@ Make = Callable[..., Store]
 Reopen = Callable[[Store], Awaitable[Store]]
 
 KEY = GroupKey("orders", 0, "billing")
-HOSTILE = [
-    "",
-    ".",
-    "..",
-    ".hidden",
-    "a/b",
-    "../up",
-    "a__b",
-    "a..b",
-    "a b",
-    "a\n",
-    "a\0b",
-    "é",
-    "x" * 201,
-]
+HOSTILE = ["", ".", "..", ".hidden", "a/b", "../up", "a__b", "a..b"]
+HOSTILE += ["a b", "a\n", "a\0b", "é", "x" * 201]
 
 
 def events(count: int, topic: str = "orders", **fields: Any) -> list[Event]:
@@ -196,7 +176,6 @@ class StoreContract:
 
     async def test_a_read_is_half_open_and_bounded_by_its_limit(self, store: Store) -> None:
         await store.append("orders", events(10))
-
         assert [r.offset for r in await store.read("orders", 0, 4, 3)] == [4, 5, 6]
         assert [r.offset for r in await store.read("orders", 0, 9, 100)] == [9, 10]
         assert [r.event.payload for r in await store.read("orders", 0, 1, 1)] == [1]
@@ -599,7 +578,7 @@ class StoreContract:
         await store.close()
         await store.close()
         with pytest.raises(Closed):
-            await store.append("orders", events(1))
+            await asyncio.wait_for(store.append("orders", events(1)), 5)
 
     async def test_a_closed_store_says_so(self, store: Store) -> None:
         await store.append("orders", events(1))
@@ -618,4 +597,4 @@ class StoreContract:
         ]
         for call in calls:
             with pytest.raises(Closed):
-                await call()
+                await asyncio.wait_for(call(), 5)

@@ -1,0 +1,102 @@
+"""``trunkline spark``: a shell, a job, or a whole cluster, with the log as a table in it."""
+
+from __future__ import annotations
+
+import argparse
+import code
+import json
+import os
+import runpy
+import signal
+import sys
+import threading
+from importlib import import_module
+from typing import Any
+
+from trunkline.cli import OK, branch, leaf
+from trunkline.cli.places import bus_url
+
+
+def register(commands: argparse._SubParsersAction[Any]) -> None:
+    below = branch(commands, "spark", "Spark with the log as a table in it")
+    shell = leaf(below, "shell", _shell, "a Python shell with a session, and each topic as a view")
+    shell.add_argument("--master", default="local[*]", metavar="URL")
+    submit = leaf(below, "submit", _submit, "run a Python file in a session")
+    submit.add_argument("file")
+    submit.add_argument("arguments", nargs=argparse.REMAINDER)
+    submit.add_argument("--master", default="local[*]", metavar="URL")
+    about = leaf(below, "info", _info, "which Java, which Spark, and what is missing")
+    about.set_defaults(run=_info)
+    cluster = branch(below, "cluster", "a standalone cluster on this machine")
+    up = leaf(cluster, "up", _up, "start a master and workers; Ctrl-C ends them")
+    up.add_argument("--workers", type=int, default=2)
+    up.add_argument("--cores", type=int, default=1, help="of each worker")
+    up.add_argument("--memory", default="1g", help="of each worker")
+    up.add_argument("--port", type=int, default=17077)
+    up.add_argument("--folder", default=".spark", help="logs and scratch space")
+
+
+def _session(master: str) -> Any:
+    settings = {}
+    if not master.startswith("local"):
+        settings = import_module("trunkline.spark.cluster").cluster_settings()
+    return import_module("trunkline.spark.start").session(master=master, config=settings)
+
+
+def _shell(args: argparse.Namespace) -> int:
+    url = bus_url(args)
+    extents = import_module("trunkline.spark.extents")
+    catalog = extents.Catalog(import_module("trunkline.spark.choice").folder_of({"url": url}))
+    topics = catalog.topics()
+    catalog.close()
+    spark = _session(args.master)
+    views = {}
+    for topic in topics:
+        name = topic.replace(".", "_").replace("-", "_")
+        df = spark.read.format("trunkline").options(url=url, subscribe=topic).load()
+        df.createOrReplaceTempView(name)
+        views[name] = df
+    said = f"spark is a session; views: {', '.join(views) or 'none'}"
+    code.interact(banner=said, local={"spark": spark, "sql": spark.sql, **views}, exitmsg="")
+    return OK
+
+
+def _submit(args: argparse.Namespace) -> int:
+    spark = _session(args.master)
+    sys.argv = [args.file, *args.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(args.file)))
+    runpy.run_path(args.file, {"spark": spark}, run_name="__main__")
+    return OK
+
+
+def _info(args: argparse.Namespace) -> int:
+    java = import_module("trunkline.spark.java").find_java()
+    values = {"java": java.version, "java_home": java.home, "python": sys.executable}
+    for name in ("pyspark", "pyarrow", "pandas", "duckdb", "deltalake"):
+        try:
+            values[name] = import_module(name).__version__
+        except ImportError:
+            values[name] = "missing: pip install 'trunkline[spark]'"
+    if args.json:
+        print(json.dumps(values))
+    else:
+        for name, value in values.items():
+            print(f"{name:10} {value}")
+    return OK
+
+
+def _up(args: argparse.Namespace) -> int:
+    made = import_module("trunkline.spark.cluster").Cluster(
+        folder=os.path.abspath(args.folder),
+        workers=args.workers,
+        cores=args.cores,
+        memory=args.memory,
+        port=args.port,
+    )
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    with made as cluster:
+        values = {"master": cluster.url, "page": cluster.page, "workers": args.workers}
+        print(json.dumps(values) if args.json else f"{cluster.url}  {cluster.page}", flush=True)
+        ended.wait()
+    return OK

@@ -1,0 +1,451 @@
+"""Who may do what, at both doors: exactly what is documented, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+
+from trunkline.access import EVERYTHING, Grant
+from trunkline.broker.options import BrokerOptions
+from trunkline.broker.rights import Rights
+from trunkline.broker.server import Broker, check_exposed
+from trunkline.buses import connect
+from trunkline.buses.remote import RemoteBus
+from trunkline.errors import Denied, InvalidOption
+
+from .client import Peer, peer, running
+
+GRANTS: dict[str, list[Grant]] = {
+    "read-only": [Grant(("read",), ("orders",))],
+    "publisher": [Grant(("publish",), ("orders",))],
+    "consumer": [Grant(("subscribe", "read"), ("orders",), ("billing",))],
+    "other-topic": [Grant(("publish", "subscribe", "read", "admin"), ("refunds.>",))],
+    "other-group": [Grant(("subscribe",), ("orders",), ("audit",))],
+    "manager": [Grant(("admin",), ("orders",))],
+    "admin": [EVERYTHING],
+}
+NOBODY = ("none", "wrong", "expired", "revoked")
+EVERYBODY = (*NOBODY, *GRANTS)
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    return {"auth": True, "rights_s": 0.05, "auth_timeout_s": 0.5}
+
+
+@pytest.fixture
+async def tokens(broker: Broker) -> dict[str, str | None]:
+    rights = broker.hub.rights
+    found: dict[str, str | None] = {"none": None, "wrong": "tl_" + "0" * 12 + "_" + "A" * 43}
+    for agent, grants in GRANTS.items():
+        found[agent], _ = await rights.create(agent, grants)
+    past = rights.now() - timedelta(seconds=1)
+    found["expired"], _ = await rights.create("expired", [EVERYTHING], past)
+    found["revoked"], token = await rights.create("revoked", [EVERYTHING])
+    await rights.revoke(token.id)
+    return found
+
+
+# What each frame needs: the frame, and who may.
+FRAMES: tuple[tuple[dict[str, Any], set[str]], ...] = (
+    ({"type": "PUBLISH", "topic": "orders", "payload": 1}, {"publisher", "manager", "admin"}),
+    (
+        {"type": "PUBLISH", "events": [{"topic": "orders", "payload": 1}]},
+        {"publisher", "manager", "admin"},
+    ),
+    ({"type": "PUBLISH", "topic": "orders.DLQ", "payload": 1}, {"admin"}),
+    ({"type": "PUBLISH", "topic": "system.metrics", "payload": 1}, {"admin"}),
+    ({"type": "PUBLISH", "topic": "system.access", "payload": 1}, set()),
+    (
+        {"type": "SUBSCRIBE", "topic": "orders", "group": "billing"},
+        {"consumer", "manager", "admin"},
+    ),
+    (
+        {"type": "SUBSCRIBE", "topic": "orders", "group": "audit"},
+        {"other-group", "manager", "admin"},
+    ),
+    ({"type": "SUBSCRIBE", "topic": ">", "group": "billing"}, {"admin"}),
+    ({"type": "SUBSCRIBE", "topic": "orders.DLQ", "group": "billing"}, {"admin"}),
+    ({"type": "SUBSCRIBE", "topic": "system.access", "group": "billing"}, {"admin"}),
+    (
+        {"type": "CALL", "op": "read", "args": {"topic": "orders"}},
+        {"read-only", "consumer", "manager", "admin"},
+    ),
+    (
+        {"type": "CALL", "op": "bounds", "args": {"topic": "orders"}},
+        {"read-only", "consumer", "manager", "admin"},
+    ),
+    ({"type": "CALL", "op": "define", "args": {"topic": "orders"}}, {"manager", "admin"}),
+    ({"type": "CALL", "op": "letters", "args": {"topic": "orders"}}, {"admin"}),
+    ({"type": "CALL", "op": "redrive", "args": {"topic": "orders"}}, {"manager", "admin"}),
+    ({"type": "CALL", "op": "drop", "args": {"topic": "orders"}}, {"manager", "admin"}),
+    (
+        {"type": "CALL", "op": "lag", "args": {"groups": [["orders", "billing"]]}},
+        {"consumer", "manager", "admin"},
+    ),
+    (
+        {"type": "CALL", "op": "forget", "args": {"topic": "orders", "group": "none"}},
+        {"manager", "admin"},
+    ),
+    ({"type": "CALL", "op": "topics"}, set(GRANTS)),
+    ({"type": "CALL", "op": "health"}, set(GRANTS)),
+    ({"type": "PING"}, set(GRANTS)),
+    ({"type": "FLOW", "credits": 10}, set(GRANTS)),
+    ({"type": "ACK", "topic": "orders", "partition": 0, "group": "billing", "offset": 1}, set(GRANTS)),
+    ({"type": "NACK", "topic": "orders", "partition": 0, "group": "billing", "offset": 1}, set(GRANTS)),
+)
+
+SEEN = {"read-only", "consumer", "manager", "admin"}
+ROUTES: tuple[tuple[str, str, Any, set[str]], ...] = (
+    ("GET", "/topics", None, set(GRANTS)),
+    ("POST", "/topics", {"topic": "orders"}, {"manager", "admin"}),
+    ("POST", "/topics", {"topic": "brand-new"}, {"admin"}),
+    ("GET", "/topics/orders", None, SEEN),
+    ("GET", "/topics/orders/offsets", None, SEEN),
+    ("GET", "/topics/orders/events", None, SEEN),
+    ("GET", "/topics/orders/events/0/1", None, SEEN),
+    ("GET", "/topics/orders/tail?from=earliest&limit=1", None, SEEN),
+    ("GET", "/topics/system.access/events", None, {"admin"}),
+    ("POST", "/topics/orders/events", {"payload": 1}, {"publisher", "manager", "admin"}),
+    ("POST", "/topics/system.access/events", {"payload": 1}, set()),
+    ("GET", "/groups", None, set(GRANTS)),
+    ("GET", "/topics/orders/groups/billing", None, SEEN),
+    ("POST", "/topics/orders/groups/billing/pause", None, {"manager", "admin"}),
+    ("POST", "/topics/orders/groups/billing/resume", None, {"manager", "admin"}),
+    ("POST", "/topics/orders/groups/billing/seek", {"to": "latest"}, {"manager", "admin"}),
+    ("GET", "/topics/orders/dlq", None, {"admin"}),
+    ("POST", "/topics/orders/dlq/redrive", {}, {"manager", "admin"}),
+    ("POST", "/topics/orders/dlq/drop", {}, {"manager", "admin"}),
+    ("GET", "/schemas", None, set(GRANTS)),
+    ("GET", "/schemas/orders/versions", None, SEEN),
+    ("PUT", "/schemas/orders", {"schema": True}, {"manager", "admin"}),
+    ("DELETE", "/schemas/orders", None, {"manager", "admin"}),
+    ("GET", "/stats", None, {"admin"}),
+    ("GET", "/metrics", None, {"admin"}),
+    ("GET", "/healthz", None, set(EVERYBODY)),
+    ("GET", "/readyz", None, set(EVERYBODY)),
+    ("GET", "/openapi.json", None, set(EVERYBODY)),
+    ("GET", "/asyncapi.json", None, set(EVERYBODY)),
+    ("DELETE", "/topics/orders/groups/billing", None, {"manager", "admin"}),
+    ("DELETE", "/topics/orders", None, {"manager", "admin"}),
+)
+
+
+async def prepare(broker: Broker) -> None:
+    bus = broker.hub.bus
+    await bus.publish("orders", 1)
+    async with bus.subscribe("orders", group="billing"):
+        pass
+    await broker.hub.registry.add("orders", True)
+
+
+@pytest.mark.parametrize("agent", EVERYBODY)
+async def test_every_frame_is_allowed_to_exactly_those_who_may(
+    broker: Broker, tokens: dict[str, str | None], agent: str
+) -> None:
+    await prepare(broker)
+    problems = []
+    for frame, allowed in FRAMES:
+        try:
+            async with peer(broker.url, tokens[agent]) as one:
+                await one.say(**{"type_": frame["type"], **frame, "corr": 1})
+                said = await one.hear()
+                got = said["type"] != "ERROR"
+                if not got:
+                    code = "unauthenticated" if agent in NOBODY else "denied"
+                    words = "not authenticated" if agent in NOBODY else "access denied"
+                    assert (said["code"], said["message"]) == (code, words)
+        except websockets.InvalidStatus as error:
+            assert error.response.status_code == 401
+            got = False
+        if got is not (agent in allowed):
+            problems.append((frame, got))
+    assert problems == []
+
+
+@pytest.mark.parametrize("agent", EVERYBODY)
+async def test_every_route_is_allowed_to_exactly_those_who_may(
+    broker: Broker, tokens: dict[str, str | None], agent: str
+) -> None:
+    await prepare(broker)
+    headers = {"authorization": f"Bearer {tokens[agent]}"} if tokens[agent] else {}
+    problems = []
+    base = broker.url.replace("ws", "http", 1)
+    async with httpx.AsyncClient(base_url=base, headers=headers, trust_env=False) as http:
+        for method, path, body, allowed in ROUTES:
+            answer = await http.request(method, path, json=body)
+            status = answer.status_code
+            wanted = "2xx" if agent in allowed else "401" if agent in NOBODY else "403"
+            if not (200 <= status < 300 if wanted == "2xx" else str(status) == wanted):
+                problems.append((method, path, status, wanted, answer.text))
+    assert problems == []
+
+
+async def test_a_listing_shows_what_one_may_see(
+    broker: Broker, tokens: dict[str, str | None]
+) -> None:
+    await prepare(broker)
+    await broker.hub.bus.publish("refunds.eu", 1)
+    seen = {}
+    base = broker.url.replace("ws", "http", 1)
+    for agent in ("read-only", "other-topic", "publisher", "admin"):
+        headers = {"authorization": f"Bearer {tokens[agent]}"}
+        async with httpx.AsyncClient(base_url=base, headers=headers, trust_env=False) as http:
+            topics = (await http.get("/topics")).json()["topics"]
+            seen[agent] = {topic["topic"] for topic in topics}
+    assert seen["read-only"] == {"orders"}
+    assert seen["other-topic"] == {"refunds.eu"}
+    assert seen["publisher"] == set()
+    assert {"orders", "refunds.eu", "system.access", "system.schemas"} <= seen["admin"]
+
+
+async def test_who_published_comes_from_the_token_and_never_from_the_client(
+    broker: Broker, tokens: dict[str, str | None]
+) -> None:
+    claimed = {"agent_id": "boss", "auth_principal": "admin", "scopes": "everything"}
+    async with peer(broker.url, tokens["publisher"]) as one:
+        await one.ask("PUBLISH", topic="orders", headers=claimed, payload=1)
+    (record,) = await broker.hub.bus.read("orders")
+    assert record.event.headers["auth_principal"] == "publisher"
+    assert record.event.actor == "boss", "what is claimed is kept, as a claim"
+
+
+async def test_the_first_frame_may_carry_the_token(
+    broker: Broker, tokens: dict[str, str | None]
+) -> None:
+    async with peer(broker.url) as one:
+        assert (await one.ask("AUTH", token=tokens["publisher"]))["type"] == "OK"
+        assert (await one.ask("PUBLISH", topic="orders", payload=1))["type"] == "PUBLISHED"
+    async with peer(broker.url) as one:
+        assert (await one.ask("AUTH", token="tl_wrong"))["code"] == "unauthenticated"
+        await asyncio.wait_for(one.socket.wait_closed(), 5)
+        assert one.socket.close_code == 4401
+
+
+async def test_who_says_nothing_is_let_go(broker: Broker, tokens: dict[str, str | None]) -> None:
+    async with peer(broker.url) as one:
+        await asyncio.wait_for(one.socket.wait_closed(), 5)
+        assert one.socket.close_code == 4401
+
+
+async def test_rights_that_are_revoked_reach_open_connections(broker: Broker) -> None:
+    rights = broker.hub.rights
+    text, token = await rights.create("shortly", [EVERYTHING])
+    async with peer(broker.url, text) as one:
+        await one.subscribe("orders", "g")
+        await rights.revoke(token.id)
+        assert (await one.hear("ERROR", 5))["code"] == "unauthenticated"
+        await asyncio.wait_for(one.socket.wait_closed(), 5)
+
+
+async def test_a_token_that_expires_ends_its_connection(broker: Broker) -> None:
+    rights = broker.hub.rights
+    text, _ = await rights.create("shortly", [EVERYTHING], rights.now() + timedelta(seconds=0.4))
+    async with peer(broker.url, text) as one:
+        assert (await one.ask("PING"))["type"] == "PONG"
+        await asyncio.wait_for(one.socket.wait_closed(), 5)
+        assert one.socket.close_code == 4401
+
+
+async def test_a_topics_own_list_is_needed_too(
+    broker: Broker, tokens: dict[str, str | None]
+) -> None:
+    base = broker.url.replace("ws", "http", 1)
+    headers = {"authorization": f"Bearer {tokens['admin']}"}
+    async with httpx.AsyncClient(base_url=base, headers=headers, trust_env=False) as http:
+        body = {"topic": "orders", "publishACL": ["somebody"], "subscribeACL": ["*", "!consumer"]}
+        assert (await http.post("/topics", json=body)).status_code == 201
+    async with peer(broker.url, tokens["publisher"]) as one:
+        assert (await one.ask("PUBLISH", topic="orders", payload=1))["code"] == "denied"
+    async with peer(broker.url, tokens["consumer"]) as one:
+        assert (await one.subscribe("orders", "billing"))["code"] == "denied"
+    async with peer(broker.url, tokens["other-group"]) as one:
+        assert (await one.subscribe("orders", "audit"))["type"] == "OK"
+
+
+async def test_the_python_client_says_that_it_was_denied(
+    broker: Broker, tokens: dict[str, str | None]
+) -> None:
+    async with RemoteBus(broker.url, token=tokens["consumer"]) as bus:
+        with pytest.raises(Denied):
+            await bus.publish("orders", 1)
+        async with bus.subscribe("orders", group="billing"):
+            pass
+    async with RemoteBus(broker.url, token="tl_wrong") as bus:
+        with pytest.raises(Denied):
+            await bus.publish("orders", 1)
+
+
+class TestTheDoor:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"origins": ("https://app.example",), "connections": 2}
+
+    @pytest.mark.parametrize(
+        ("origin", "allowed"),
+        [
+            ("https://app.example", True),
+            ("https://evil.example", False),
+            ("null", False),
+            ("https://app.example.evil", False),
+        ],
+    )
+    async def test_pages_of_other_origins_are_refused(
+        self, broker: Broker, origin: Any, allowed: bool
+    ) -> None:
+        try:
+            async with peer(broker.url, origin=origin):
+                got = True
+        except websockets.InvalidStatus as error:
+            assert error.response.status_code == 403
+            got = False
+        assert got is allowed
+
+    async def test_another_name_is_refused(self, broker: Broker) -> None:
+        port = broker.port
+        with pytest.raises(websockets.InvalidStatus) as caught:
+            async with websockets.connect(
+                f"ws://evil.example:{port}/", host="127.0.0.1", port=port, proxy=None
+            ):
+                pass
+        assert caught.value.response.status_code == 421
+
+    async def test_another_path_is_not_there(self, broker: Broker) -> None:
+        with pytest.raises(websockets.InvalidStatus) as caught:
+            async with peer(broker.url + "/nothing"):
+                pass
+        assert caught.value.response.status_code == 404
+
+    async def test_there_are_only_so_many_connections(self, broker: Broker) -> None:
+        async with peer(broker.url), peer(broker.url):
+            with pytest.raises(websockets.InvalidStatus) as caught:
+                async with peer(broker.url):
+                    pass
+            assert caught.value.response.status_code == 503
+        async with asyncio.timeout(5):
+            while broker.hub.sessions:
+                await asyncio.sleep(0.01)
+        async with peer(broker.url) as one:
+            assert (await one.ask("PING"))["type"] == "PONG"
+
+
+class TestExposure:
+    @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "example.com"])
+    def test_a_broker_that_others_reach_needs_a_guard(self, host: str) -> None:
+        with pytest.raises(InvalidOption, match="nothing guards"):
+            check_exposed(BrokerOptions(host=host), is_guarded=False)
+        assert check_exposed(BrokerOptions(host=host), is_guarded=True) is None
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+    def test_this_machine_alone_needs_none(self, host: str) -> None:
+        assert check_exposed(BrokerOptions(host=host), is_guarded=False) is None
+
+    async def test_serve_refuses_to_start_unguarded(self, tmp_path: Path) -> None:
+        with pytest.raises(RuntimeError, match="ended with 4"):
+            async with running(tmp_path, "--host", "0.0.0.0"):
+                pass
+
+
+class TestTokens:
+    async def test_nothing_of_a_token_is_kept_but_its_digest(self, tmp_path: Path) -> None:
+        async with connect(f"file:{tmp_path}") as bus:
+            text, token = await Rights(bus).create("me", [EVERYTHING])
+        secret = text.rpartition("_")[2]
+        kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+        assert secret.encode() not in kept
+        assert token.digest.encode() in kept
+        assert all(p.stat().st_mode & 0o077 == 0 for p in tmp_path.rglob("*.jsonl"))
+
+    async def test_a_broker_sees_tokens_that_another_process_makes(self, tmp_path: Path) -> None:
+        async with Broker(
+            BrokerOptions(url=f"file:{tmp_path}", port=0, rights_s=0.05, metrics_s=0)
+        ) as broker:
+            async with peer(broker.url) as one:
+                assert (await one.ask("PUBLISH", topic="t", payload=1))["type"] == "PUBLISHED"
+                async with connect(f"file:{tmp_path}") as bus:
+                    text, _ = await Rights(bus).create("me", [Grant(("publish",), ("t",))])
+                assert (await one.hear("ERROR", 5))["code"] == "unauthenticated"
+            async with peer(broker.url, text) as one:
+                assert (await one.ask("PUBLISH", topic="t", payload=1))["type"] == "PUBLISHED"
+                assert (await one.ask("PUBLISH", topic="u", payload=1))["code"] == "denied"
+
+    async def test_an_unguarded_broker_is_open_to_this_machine(self, tmp_path: Path) -> None:
+        async with Broker(BrokerOptions(url="memory:", port=0)) as broker:
+            async with peer(broker.url) as one:
+                assert (await one.subscribe(">", "g"))["type"] == "OK"
+
+
+class TestTls:
+    async def test_clients_and_broker_speak_tls(self, tmp_path: Path) -> None:
+        import ssl
+
+        import trustme
+
+        authority = trustme.CA()
+        cert = authority.issue_cert("localhost", "127.0.0.1")
+        cert.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+        cert.private_key_pem.write_to_path(tmp_path / "key.pem")
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        trust = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        options = BrokerOptions(
+            url="memory:",
+            port=0,
+            tls_cert=str(tmp_path / "cert.pem"),
+            tls_key=str(tmp_path / "key.pem"),
+        )
+        async with Broker(options) as broker:
+            assert broker.url.startswith("wss://")
+            async with RemoteBus(broker.url, tls=trust) as bus:
+                assert (await bus.publish("t", 1)).offset == 1
+            async with RemoteBus(broker.url, patience_s=0.1, backoff_base_s=0.01) as bus:
+                with pytest.raises(Exception, match="no connection"):
+                    await bus.publish("t", 1)
+
+    async def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for(
+        self, tmp_path: Path
+    ) -> None:
+        import ssl
+
+        import trustme
+
+        authority = trustme.CA()
+        authority.issue_cert("127.0.0.1").cert_chain_pems[0].write_to_path(tmp_path / "c.pem")
+        server = authority.issue_cert("127.0.0.1")
+        server.private_key_and_cert_chain_pem.write_to_path(tmp_path / "s.pem")
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        options = BrokerOptions(
+            url="memory:",
+            host="127.0.0.1",
+            port=0,
+            tls_cert=str(tmp_path / "s.pem"),
+            tls_client_ca=str(tmp_path / "ca.pem"),
+        )
+        mine = authority.issue_cert("client.example")
+        mine.private_key_and_cert_chain_pem.write_to_path(tmp_path / "m.pem")
+        trust = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        known = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        known.load_cert_chain(str(tmp_path / "m.pem"))
+        async with Broker(options) as broker:
+            async with RemoteBus(broker.url, tls=known) as bus:
+                assert (await bus.publish("t", 1)).offset == 1
+            stranger = RemoteBus(broker.url, tls=trust, patience_s=0.1, backoff_base_s=0.01)
+            async with stranger as bus:
+                with pytest.raises(Exception, match="no connection|lost"):
+                    await bus.publish("t", 1)
+
+
+def test_secrets_are_not_in_addresses() -> None:
+    for url in ("ws://me:secret@host:7070", "ws://host?token=tl_1", "http://host"):
+        with pytest.raises(InvalidOption) as caught:
+            RemoteBus(url)
+        assert "secret" not in str(caught.value)
+
+

@@ -1,0 +1,324 @@
+"""The HTTP door."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from trunkline.broker.server import Broker
+
+CLOUDEVENT = {"specversion": "1.0", "id": "e1", "source": "/shop", "type": "order", "data": {"n": 1}}
+
+
+@pytest.fixture
+async def http(broker: Broker) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(
+        base_url=broker.url.replace("ws", "http", 1), trust_env=False
+    ) as client:
+        yield client
+
+
+async def publish(http: httpx.AsyncClient, topic: str, payload: Any, **members: Any) -> Any:
+    done = await http.post(f"/topics/{topic}/events", json={"payload": payload, **members})
+    assert done.status_code == 201, done.text
+    return done.json()
+
+
+class TestTopics:
+    async def test_a_topic_is_made_changed_shown_and_removed(self, http: httpx.AsyncClient) -> None:
+        wanted = {"topic": "orders", "partitions": 2, "retentionMs": 60000, "maxAttempts": 3}
+        made = await http.post("/topics", json=wanted)
+        assert (made.status_code, made.json()["partitions"]) == (201, 2)
+        again = await http.post("/topics", json={"topic": "orders", "partitions": 4})
+        assert (again.status_code, again.json()["maxAttempts"]) == (200, 3)
+        assert again.json()["options"] == {"partitions": 4, "retention_age_s": 60.0}
+        fewer = await http.post("/topics", json={"topic": "orders", "partitions": 1})
+        assert (fewer.status_code, fewer.json()["code"]) == (409, "conflict")
+        listed = (await http.get("/topics")).json()["topics"]
+        assert "orders" in [topic["topic"] for topic in listed]
+        assert (await http.delete("/topics/orders")).status_code == 204
+        assert (await http.get("/topics/orders")).status_code == 404
+
+    @pytest.mark.parametrize(
+        "body", [{"topic": "a/b"}, {}, {"topic": "a", "partitions": 0}, {"topic": "a", "x": 1}, []]
+    )
+    async def test_a_bad_topic_is_refused(self, http: httpx.AsyncClient, body: Any) -> None:
+        done = await http.post("/topics", json=body)
+        assert done.status_code == 400
+        assert done.json()["code"].startswith("invalid")
+
+    async def test_attempts_of_a_topic_are_those_of_its_new_groups(
+        self, http: httpx.AsyncClient, one: Any
+    ) -> None:
+        await http.post("/topics", json={"topic": "t", "maxAttempts": 2, "ackTimeoutMs": 50})
+        await publish(http, "t", "bad")
+        await one.subscribe("t", "g")
+        tries = [(await one.hear("MESSAGE"))["attempt"] for _ in range(2)]
+        assert tries == [1, 2]
+        async with asyncio.timeout(10):
+            while not (letters := (await http.get("/topics/t/dlq")).json()["letters"]):
+                await asyncio.sleep(0.05)
+        assert letters[0]["attempts"] == 2
+
+    async def test_offsets_show_bounds_and_groups(self, http: httpx.AsyncClient, one: Any) -> None:
+        for n in range(3):
+            await publish(http, "t", n)
+        await one.subscribe("t", "g")
+        for _ in range(3):
+            await one.hear("MESSAGE")
+        await one.ask("ACK", topic="t", partition=0, group="g", offset=2)
+        async with asyncio.timeout(10):
+            while True:
+                (partition,) = (await http.get("/topics/t/offsets")).json()["partitions"]
+                if partition["groups"][0]["lastCommitted"] == 2:
+                    break
+        assert (partition["first"], partition["next"]) == (1, 4)
+        assert (partition["groups"][0]["lag"], partition["groups"][0]["inflight"]) == (1, 1)
+
+
+class TestEvents:
+    async def test_events_go_in_and_come_out(self, http: httpx.AsyncClient) -> None:
+        for n in range(5):
+            receipt = await publish(http, "t", {"n": n}, key="k", headers={"type": "T", "a": "b"})
+            assert (receipt["offset"], receipt["duplicate"]) == (n + 1, False)
+        page = (await http.get("/topics/t/events?from=2&limit=2")).json()
+        assert [event["payload"]["n"] for event in page["events"]] == [1, 2]
+        assert page["events"][0]["headers"] == {"type": "T", "a": "b"}
+        assert page["next"] == 4
+        found = (await http.get("/topics/t/events", params={"where": "payload.n > 2"})).json()
+        assert [event["offset"] for event in found["events"]] == [4, 5]
+        assert (await http.get("/topics/t/events?from=latest")).json()["events"] == []
+        since = await http.get("/topics/t/events?from=2020-01-01T00:00:00Z")
+        assert len(since.json()["events"]) == 5
+
+    @pytest.mark.parametrize("query", ["limit=0", "limit=x", "from=x", "where=>>", "limit=1&limit=2"])
+    async def test_a_bad_question_is_refused(self, http: httpx.AsyncClient, query: str) -> None:
+        await publish(http, "t", 1)
+        assert (await http.get(f"/topics/t/events?{query}")).status_code == 400
+
+    async def test_a_structured_cloudevent_is_an_event(self, http: httpx.AsyncClient) -> None:
+        sent = {
+            **CLOUDEVENT,
+            "subject": "s",
+            "partitionkey": "c42",
+            "traceparent": "00-aa-bb-01",
+            "time": "2026-01-02T03:04:05.000006+00:00",
+            "expirytime": "2026-01-02T03:05:05.000006+00:00",
+            "region": "eu",
+        }
+        kind = {"content-type": "application/cloudevents+json"}
+        done = await http.post("/topics/t/events", content=json.dumps(sent), headers=kind)
+        assert (done.status_code, done.json()["id"]) == (201, "e1")
+        accept = {"accept": "application/cloudevents-batch+json"}
+        answer = await http.get("/topics/t/events", headers=accept)
+        assert answer.headers["content-type"] == "application/cloudevents-batch+json"
+        (found,) = answer.json()
+        assert found == {
+            **sent,
+            "topic": "t",
+            "partition": 0,
+            "offset": "1",
+            "datacontenttype": "application/json",
+        }
+
+    async def test_a_binary_cloudevent_is_an_event(self, http: httpx.AsyncClient) -> None:
+        ce = {"ce-specversion": "1.0", "ce-id": "e1", "ce-source": "/s", "ce-type": "t"}
+        cases = (("application/json", b'{"n":1}'), ("text/plain", b"hi"), ("image/png", b"\x89P"))
+        for offset, (kind, body) in enumerate(cases, 1):
+            headers = {**ce, "content-type": kind, "ce-note": "a%20b"}
+            done = await http.post("/topics/t/events", content=body, headers=headers)
+            assert done.status_code == 201, done.text
+            back = await http.get(f"/topics/t/events/0/{offset}?form=binary")
+            assert back.content == body
+            assert back.headers["content-type"].startswith(kind)
+            assert (back.headers["ce-id"], back.headers["ce-note"]) == ("e1", "a%20b")
+
+    async def test_a_batch_of_cloudevents_is_kept_all_or_none(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        kind = {"content-type": "application/cloudevents-batch+json"}
+        batch = [{**CLOUDEVENT, "id": f"e{n}"} for n in range(3)]
+        done = await http.post("/topics/t/events", content=json.dumps(batch), headers=kind)
+        assert [receipt["offset"] for receipt in done.json()["receipts"]] == [1, 2, 3]
+        batch.append({"specversion": "1.0"})
+        done = await http.post("/topics/t/events", content=json.dumps(batch), headers=kind)
+        assert done.status_code == 400
+        assert len((await http.get("/topics/t/events")).json()["events"]) == 3
+
+    @pytest.mark.parametrize(
+        "broken",
+        [
+            {"specversion": "0.3"},
+            {"id": ""},
+            {"source": None},
+            {"time": "yesterday"},
+            {"Bad-Name": "x"},
+            {"ext": [1]},
+            {"topic": "other"},
+            {"data_base64": "??"},
+        ],
+        ids=str,
+    )
+    async def test_a_broken_cloudevent_is_refused(
+        self, http: httpx.AsyncClient, broken: Any
+    ) -> None:
+        kind = {"content-type": "application/cloudevents+json"}
+        body = json.dumps({**CLOUDEVENT, **broken})
+        done = await http.post("/topics/t/events", content=body, headers=kind)
+        assert (done.status_code, done.json()["code"]) == (400, "invalid_event")
+
+    async def test_another_media_type_is_refused(self, http: httpx.AsyncClient) -> None:
+        done = await http.post(
+            "/topics/t/events", content=b"<a/>", headers={"content-type": "application/xml"}
+        )
+        assert done.status_code == 415
+
+    @pytest.mark.parametrize("settings", [{"frame_bytes": 2000}])
+    async def test_a_body_that_is_too_large_is_refused(self, http: httpx.AsyncClient) -> None:
+        done = await http.post("/topics/t/events", json={"payload": "x" * 3000})
+        assert (done.status_code, done.json()["code"]) == (413, "too_large")
+
+    async def test_the_tail_goes_on_where_it_was(self, http: httpx.AsyncClient) -> None:
+        for n in range(3):
+            await publish(http, "t", n)
+        seen: list[tuple[str, Any]] = []
+
+        async def follow(count: int, **headers: str) -> None:
+            url = f"/topics/t/tail?from=earliest&limit={count}"
+            async with http.stream("GET", url, headers=headers) as answer:
+                assert answer.headers["content-type"].startswith("text/event-stream")
+                name = ""
+                async for line in answer.aiter_lines():
+                    if line.startswith("id: "):
+                        name = line[4:]
+                    elif line.startswith("data: "):
+                        seen.append((name, json.loads(line[6:])["payload"]))
+
+        await follow(2)
+        following = asyncio.ensure_future(follow(2, **{"last-event-id": "2"}))
+        await asyncio.sleep(0.1)
+        await publish(http, "t", 3)
+        await asyncio.wait_for(following, 10)
+        assert seen == [("1", 0), ("2", 1), ("3", 2), ("4", 3)]
+
+
+class TestGroupsAndLetters:
+    async def test_a_group_is_moved_paused_and_resumed(
+        self, http: httpx.AsyncClient, one: Any
+    ) -> None:
+        for n in range(3):
+            await publish(http, "t", n)
+        await one.subscribe("t", "g")
+        for _ in range(3):
+            await one.ack(await one.hear("MESSAGE"))
+        assert (await http.post("/topics/t/groups/g/pause")).json()["partitions"][0]["paused"]
+        await publish(http, "t", 3)
+        assert await one.silent()
+        await http.post("/topics/t/groups/g/resume")
+        await one.ack(await one.hear("MESSAGE"))
+        moved = await http.post("/topics/t/groups/g/seek", json={"to": 2})
+        assert moved.json()["partitions"][0]["lastCommitted"] == 1
+        assert [(await one.hear("MESSAGE"))["offset"] for _ in range(3)] == [2, 3, 4]
+        assert (await http.get("/groups")).json()["groups"][0]["group"] == "g"
+        bad = await http.post("/topics/t/groups/g/seek", json={"to": "x"})
+        assert bad.status_code == 400
+        assert (await http.post("/topics/t/groups/no/pause")).status_code == 404
+
+    async def test_dead_letters_are_listed_redriven_and_dropped(
+        self, http: httpx.AsyncClient, one: Any
+    ) -> None:
+        for n in range(2):
+            await publish(http, "t", n)
+        await one.subscribe("t", "g")
+        for _ in range(2):
+            await one.nack(await one.hear("MESSAGE"), dead=True, reason="no")
+        async with asyncio.timeout(10):
+            while len(found := (await http.get("/topics/t/dlq")).json()["letters"]) < 2:
+                await asyncio.sleep(0.02)
+        assert [letter["error"] for letter in found] == ["no", "no"]
+        first = found[0]["offset"]
+        dry = await http.post("/topics/t/dlq/redrive", json={"dryRun": True})
+        assert len(dry.json()["redriven"]) == 2
+        done = await http.post("/topics/t/dlq/redrive", json={"offsets": [first]})
+        assert [one["offset"] for one in done.json()["redriven"]] == [first]
+        assert (await one.hear("MESSAGE"))["offset"] == found[0]["origin"]
+        dropped = await http.post("/topics/t/dlq/drop", json={"group": "g"})
+        assert len(dropped.json()["dropped"]) == 1
+        assert (await http.get("/topics/t/dlq")).json()["letters"] == []
+
+
+class TestSchemas:
+    async def test_a_payload_that_does_not_fit_is_refused_with_its_path(
+        self, http: httpx.AsyncClient, one: Any
+    ) -> None:
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        done = await http.put("/schemas/t", json={"schema": schema})
+        assert (done.status_code, done.json()["version"]) == (200, 1)
+        bad = await http.post("/topics/t/events", json={"payload": {"n": "x"}})
+        assert (bad.status_code, bad.json()["code"], bad.json()["path"]) == (400, "schema", "/n")
+        said = await one.ask("PUBLISH", topic="t", payload={"n": "x"})
+        assert (said["type"], said["code"], said["path"]) == ("ERROR", "schema", "/n")
+        await publish(http, "t", {"n": 1})
+        worse = {**schema, "required": ["n", "m"]}
+        refused = await http.put("/schemas/t", json={"schema": worse})
+        assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+        forced = await http.put("/schemas/t", json={"schema": worse, "compatibility": "none"})
+        assert forced.json()["version"] == 2
+        assert len((await http.get("/schemas/t/versions")).json()["versions"]) == 2
+        assert (await http.delete("/schemas/t")).status_code == 204
+        assert (await http.get("/schemas/t")).status_code == 404
+        await publish(http, "t", "anything")
+
+    async def test_what_is_no_schema_is_refused(self, http: httpx.AsyncClient) -> None:
+        for bad in ({"type": "nonsense"}, {"$ref": "http://example.com/x"}):
+            done = await http.put("/schemas/t", json={"schema": bad})
+            assert done.status_code == 400
+
+
+class TestTheBroker:
+    async def test_health_stats_and_metrics(self, http: httpx.AsyncClient, one: Any) -> None:
+        await publish(http, "t", 1)
+        assert (await http.get("/healthz")).json() == {"ok": True}
+        assert (await http.get("/readyz")).json() == {"ok": True}
+        stats = (await http.get("/stats")).json()
+        assert (stats["counters"]["publishes"], stats["gauges"]["connections"]) == (1, 1)
+        answer = await http.get("/metrics")
+        assert "trunkline_publishes_total 1.0" in answer.text
+        assert 'trunkline_topic_published_total{topic="t"} 1.0' in answer.text
+        assert "events_storage_full 0.0" in answer.text
+
+    async def test_the_pages_describe_what_is_there(self, http: httpx.AsyncClient) -> None:
+        page = (await http.get("/openapi.json")).json()
+        assert page["openapi"] == "3.1.0"
+        assert {"/topics", "/topics/{topic}/events", "/stats"} <= page["paths"].keys()
+        frames = (await http.get("/asyncapi.json")).json()
+        assert frames["asyncapi"] == "3.0.0"
+        assert {"PUBLISH", "SUBSCRIBE", "MESSAGE", "ACK"} <= frames["components"]["messages"].keys()
+
+    async def test_an_unknown_path_or_method_is_told(self, http: httpx.AsyncClient) -> None:
+        assert (await http.get("/nothing")).status_code == 404
+        done = await http.patch("/topics")
+        assert done.status_code == 405
+        assert {"GET", "POST"} <= set(done.headers["allow"].split(", "))
+
+    async def test_every_answer_forbids_what_a_browser_might_do(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        for path in ("/topics", "/nothing", "/healthz"):
+            headers = (await http.get(path)).headers
+            assert headers["x-content-type-options"] == "nosniff"
+            assert "default-src 'none'" in headers["content-security-policy"]
+
+    async def test_another_host_or_origin_is_refused(
+        self, http: httpx.AsyncClient, broker: Broker
+    ) -> None:
+        assert (await http.get("/topics", headers={"host": "evil.example"})).status_code == 421
+        for origin in ("http://evil.example", "null"):
+            assert (await http.get("/topics", headers={"origin": origin})).status_code == 403
+        own = {"origin": broker.url.replace("ws", "http", 1)}
+        assert (await http.get("/topics", headers=own)).status_code == 200

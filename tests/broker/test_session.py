@@ -1,0 +1,409 @@
+"""The frames, as a client of the older Node.js service sends them, and what was added."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+import pytest
+
+from trunkline.broker.server import Broker
+from trunkline.topics import partition_for
+
+from .client import Peer, peer
+
+
+class TestPublishing:
+    async def test_a_publish_is_answered_with_its_place(self, one: Peer) -> None:
+        await one.say(
+            "PUBLISH", topic="heartbeat", key="duck-1", headers={"ct": "json"}, payload={"cpu": 12.3}
+        )
+        said = await one.hear()
+        assert (said["type"], said["topic"], said["partition"], said["offset"]) == (
+            *("PUBLISHED", "heartbeat", 0, 1),
+        )
+        assert "corr" not in said
+
+    async def test_the_answer_carries_the_senders_mark(self, one: Peer) -> None:
+        for corr in ("a", 7):
+            await one.say("PUBLISH", topic="t", payload=1, corr=corr)
+            assert (await one.hear("PUBLISHED"))["corr"] == corr
+
+    async def test_an_envelope_comes_out_as_it_went_in(self, one: Peer) -> None:
+        headers = {"ct": "json", "type": "beat", "agent_id": "stt", "priority": "high"}
+        await one.say("PUBLISH", topic="t", key="k", headers=headers, payload={"pid": 1234})
+        await one.subscribe("t", "g")
+        message = await one.hear("MESSAGE")
+        envelope = message["envelope"]
+        assert (message["topic"], message["group"], message["offset"]) == ("t", "g", 1)
+        assert (message["attempt"], envelope["attempts"]) == (1, 1)
+        assert envelope["headers"] == headers
+        assert (envelope["key"], envelope["payload"]) == ("k", {"pid": 1234})
+        assert (envelope["topic"], envelope["partition"], envelope["offset"]) == ("t", 0, 1)
+        assert re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f-]{21}", envelope["id"])
+        assert 1.7e12 < envelope["ts"] < 1e13
+
+    async def test_what_is_not_given_is_not_there(self, one: Peer) -> None:
+        await one.say("PUBLISH", topic="t", payload=None)
+        await one.subscribe("t", "g")
+        envelope = (await one.hear("MESSAGE"))["envelope"]
+        assert not {"key", "headers", "payload_sha256"} & envelope.keys()
+        assert envelope["payload"] is None
+
+    async def test_a_digest_is_checked(self, one: Peer) -> None:
+        payload = {"a": [1, 2], "ü": "ß"}
+        text = json.dumps(payload).encode()
+        good = hashlib.sha256(text).hexdigest()
+        said = await one.ask("PUBLISH", topic="t", payload=payload, payload_sha256=good)
+        assert said["type"] == "PUBLISHED"
+        for bad in ("0" * 64, "nonsense"):
+            said = await one.ask("PUBLISH", topic="t", payload=payload, payload_sha256=bad)
+            assert (said["type"], said["code"]) == ("ERROR", "invalid_event")
+        await one.subscribe("t", "g")
+        envelope = (await one.hear("MESSAGE"))["envelope"]
+        spelt = json.dumps(envelope["payload"], separators=(",", ":"), ensure_ascii=False).encode()
+        assert envelope["payload_sha256"] == hashlib.sha256(spelt).hexdigest()
+
+    async def test_keys_choose_the_partition_by_the_shared_formula(
+        self, one: Peer, broker: Broker
+    ) -> None:
+        await broker.hub.bus.define("t", partitions=4)
+        for key in ("a", "hello", "ключ", "😀", "x" * 50):
+            said = await one.ask("PUBLISH", topic="t", key=key, payload=1)
+            assert said["partition"] == partition_for(key, 4)
+
+    async def test_a_batch_is_kept_all_or_none(self, one: Peer) -> None:
+        events = [{"topic": "t", "payload": n} for n in range(5)]
+        said = await one.ask("PUBLISH", topic="t", events=events)
+        assert (said["type"], said["offset"], said["count"]) == ("PUBLISHED", 1, 5)
+        bad = [*events, {"topic": "t", "payload": "x" * 2_000_000}]
+        said = await one.ask("PUBLISH", topic="t", events=bad)
+        assert said["type"] == "ERROR"
+        assert (await one.ask("PUBLISH", topic="t", payload=1))["offset"] == 6
+
+    async def test_a_message_may_be_an_array_of_frames(self, one: Peer) -> None:
+        frames = [{"type": "PUBLISH", "topic": "t", "payload": n, "corr": n} for n in range(3)]
+        await one.socket.send(json.dumps([*frames, {"type": "NO", "corr": 9}]))
+        found = [await one.hear() for _ in range(4)]
+        assert {f["corr"]: f["type"] for f in found} == {
+            **dict.fromkeys(range(3), "PUBLISHED"),
+            9: "ERROR",
+        }
+
+    async def test_one_bad_event_of_many_harms_no_other(self, one: Peer) -> None:
+        frames = [{"type": "PUBLISH", "topic": "t", "payload": n, "corr": n} for n in range(4)]
+        frames[2]["payload"] = "x" * 1_100_000
+        await one.socket.send(json.dumps(frames))
+        found = [await one.hear() for _ in range(4)]
+        assert {f["corr"]: f["type"] for f in found} == {
+            **{0: "PUBLISHED", 1: "PUBLISHED", 2: "ERROR", 3: "PUBLISHED"},
+        }
+
+    async def test_a_message_in_pieces_is_one_message(self, one: Peer) -> None:
+        text = json.dumps({"type": "PUBLISH", "topic": "t", "payload": 1, "corr": 1})
+        await one.socket.send([text[:10], text[10:20], text[20:]])
+        assert (await one.hear())["type"] == "PUBLISHED"
+        await one.socket.send(text.encode())
+        assert (await one.hear())["offset"] == 2
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("text", "code"),
+        [
+            ("{", "bad_frame"),
+            ("null", "bad_frame"),
+            ("", "bad_frame"),
+            ("[" * 5000, "bad_frame"),
+            ('{"type":"PUBLISH","topic":7}', "bad_frame"),
+            ('{"type":"ACK"}', "bad_frame"),
+            ('{"type":"WAT"}', "unknown_type"),
+            ('{"type":"PUBLISH","topic":"a/b","payload":1}', "invalid_name"),
+            ('{"type":"PUBLISH","topic":"a","payload":1e999}', "invalid_event"),
+            ('{"type":"PUBLISH","topic":"a","payload":' + "[" * 200 + "]" * 200 + "}", "invalid_event"),
+            ('{"type":"PUBLISH","topic":"a","headers":{"ttl_s":"x"},"payload":1}', "invalid_event"),
+            ('{"type":"SUBSCRIBE","topic":"a","group":"_b"}', "invalid_name"),
+            ('{"type":"SUBSCRIBE","topic":"a","group":"b","where":">>"}', "invalid_filter"),
+            ('{"type":"SUBSCRIBE","topic":"a","group":"b","policy":{"x":1}}', "invalid_option"),
+            ('{"type":"UNSUBSCRIBE","topic":"a","group":"b"}', "not_found"),
+            ('{"type":"CALL","op":"nothing"}', "bad_frame"),
+        ],
+        ids=lambda value: value[:50],
+    )
+    async def test_a_bad_frame_is_answered_and_harms_nothing(
+        self, one: Peer, text: str, code: str
+    ) -> None:
+        await one.socket.send(text)
+        said = await one.hear()
+        assert (said["type"], said["code"]) == ("ERROR", code)
+        assert said["message"]
+        assert (await one.ask("PING"))["type"] == "PONG"
+
+    async def test_an_error_carries_the_mark_of_its_frame(self, one: Peer) -> None:
+        await one.say("PUBLISH", topic=7, corr="mine")
+        assert (await one.hear("ERROR"))["corr"] == "mine"
+
+    @pytest.mark.parametrize("settings", [{"frame_bytes": 2000}])
+    async def test_a_frame_that_is_too_large_ends_the_connection_alone(
+        self, one: Peer, two: Peer
+    ) -> None:
+        await one.say("PUBLISH", topic="t", payload="x" * 3000)
+        with pytest.raises(Exception, match="100[69]"):
+            await one.hear()
+        assert (await two.ask("PING"))["type"] == "PONG"
+
+    @pytest.mark.parametrize("settings", [{"rate_frames_s": 5}])
+    async def test_too_many_frames_are_refused_with_a_time_to_wait(self, one: Peer) -> None:
+        for _ in range(20):
+            await one.say("PUBLISH", topic="t", payload=1)
+        found = [await one.hear() for _ in range(20)]
+        refused = [frame for frame in found if frame["type"] == "ERROR"]
+        assert 10 <= len(refused) < 20
+        assert {frame["code"] for frame in refused} == {"rate"}
+        assert all(0 < frame["retry_s"] <= 1 for frame in refused)
+
+
+class TestDelivery:
+    async def test_subscribing_is_answered(self, one: Peer) -> None:
+        await one.say("SUBSCRIBE", topic="t", group="g")
+        assert await one.hear() == {"type": "OK", "topic": "t", "group": "g"}
+
+    async def test_latest_is_the_tail(self, one: Peer) -> None:
+        await one.ask("PUBLISH", topic="t", payload="old")
+        for group, start in (("a", {"kind": "latest"}), ("b", None)):
+            await one.subscribe("t", group, **{"from": start})
+        await one.say("PUBLISH", topic="t", payload="new")
+        found = [await one.hear("MESSAGE") for _ in range(2)]
+        assert {(m["group"], m["envelope"]["payload"]) for m in found} == {("a", "new"), ("b", "new")}
+
+    async def test_a_group_begins_at_an_offset_or_a_time(self, one: Peer) -> None:
+        for n in range(1, 5):
+            await one.ask("PUBLISH", topic="t", payload=n)
+        await one.subscribe("t", "a", **{"from": {"kind": "offset", "value": 3}})
+        assert (await one.hear("MESSAGE"))["offset"] == 3
+        await one.subscribe("t", "b", **{"from": {"kind": "timestamp", "value": 1000}})
+        assert [m["offset"] for m in [await one.hear("MESSAGE") for _ in range(5)]][-1] == 4
+
+    async def test_no_more_than_the_window_is_sent(self, one: Peer) -> None:
+        for n in range(6):
+            await one.ask("PUBLISH", topic="t", payload=n)
+        await one.subscribe("t", "g", max_inflight=2, ack="each")
+        first = [await one.hear("MESSAGE") for _ in range(2)]
+        assert await one.silent()
+        await one.ack(first[1])
+        assert (await one.hear("MESSAGE"))["offset"] == 3
+        assert await one.silent()
+
+    async def test_an_ack_settles_everything_up_to_it(self, one: Peer, broker: Broker) -> None:
+        for n in range(5):
+            await one.ask("PUBLISH", topic="t", payload=n)
+        await one.subscribe("t", "g")
+        found = [await one.hear("MESSAGE") for _ in range(5)]
+        await one.nack(found[1], delay_s=0.05)
+        said = await one.ask("ACK", topic="t", partition=0, group="g", offset=4)
+        assert (said["type"], said["count"]) == ("OK", 3), "what was nacked is not settled"
+        again = await one.hear("MESSAGE")
+        assert (again["offset"], again["attempt"]) == (2, 2)
+
+    async def test_an_ack_settles_one_where_that_is_asked_for(self, one: Peer) -> None:
+        for n in range(3):
+            await one.ask("PUBLISH", topic="t", payload=n)
+        await one.subscribe("t", "g", ack="each")
+        for _ in range(3):
+            await one.hear("MESSAGE")
+        said = await one.ask("ACK", topic="t", partition=0, group="g", offset=3)
+        assert said["count"] == 1
+        said = await one.ask("ACK", topic="t", partition=0, group="g", offset=3)
+        assert said["count"] == 0, "a second time it does nothing"
+        said = await one.ask("ACK", topic="t", partition=0, group="g", offset=1, offsets=[2])
+        assert said["count"] == 2
+
+    async def test_an_ack_of_what_one_does_not_hold_does_nothing(self, one: Peer) -> None:
+        said = await one.ask("ACK", topic="t", partition=0, group="g", offset=99)
+        assert (said["type"], said["count"]) == ("OK", 0)
+
+    async def test_a_nack_comes_again_and_dies_after_its_attempts(
+        self, one: Peer, broker: Broker
+    ) -> None:
+        await one.ask("PUBLISH", topic="t", payload="bad")
+        policy = {"max_retries": 2, "backoff_base_s": 0.0}
+        await one.subscribe("t", "g", policy=policy)
+        for attempt in (1, 2, 3):
+            message = await one.hear("MESSAGE")
+            assert message["attempt"] == attempt
+            await one.nack(message, reason="no good")
+        await one.subscribe("t.DLQ", "g")
+        letter = (await one.hear("MESSAGE"))["envelope"]
+        assert letter["payload"] == "bad"
+        assert letter["headers"]["dlq-error"] == "no good"
+        assert (letter["headers"]["dlq-group"], letter["headers"]["dlq-attempts"]) == ("g", "3")
+
+    async def test_a_dead_nack_dies_at_once(self, one: Peer) -> None:
+        await one.ask("PUBLISH", topic="t", payload="bad")
+        await one.subscribe("t", "g")
+        await one.nack(await one.hear("MESSAGE"), dead=True, reason="never")
+        await one.subscribe("t.DLQ", "g")
+        assert (await one.hear("MESSAGE"))["envelope"]["headers"]["dlq-reason"] == "rejected"
+
+    async def test_without_acks_a_full_window_is_delivered_again_and_then_dies(
+        self, one: Peer
+    ) -> None:
+        for n in range(4):
+            await one.ask("PUBLISH", topic="t", payload=n)
+        policy = {"ack_timeout_s": 0.1, "max_retries": 1, "backoff_base_s": 0.0}
+        await one.subscribe("t", "g", max_inflight=2, policy=policy)
+        found = [await one.hear("MESSAGE") for _ in range(8)]
+        tries = sorted((m["offset"], m["attempt"]) for m in found)
+        assert tries == [(o, a) for o in (1, 2, 3, 4) for a in (1, 2)]
+        await one.subscribe("t.DLQ", "d")
+        dead = [await one.hear("MESSAGE") for _ in range(4)]
+        assert sorted(m["envelope"]["headers"]["dlq-offset"] for m in dead) == ["1", "2", "3", "4"]
+
+    async def test_a_lease_can_be_extended(self, one: Peer) -> None:
+        await one.ask("PUBLISH", topic="t", payload=1)
+        await one.subscribe("t", "g", policy={"ack_timeout_s": 0.4, "backoff_base_s": 0.0})
+        await one.hear("MESSAGE")
+        for _ in range(4):
+            assert await one.silent(0.2)
+            said = await one.ask("EXTEND", topic="t", partition=0, group="g", offset=1)
+            assert said["count"] == 1
+        assert (await one.hear("MESSAGE"))["attempt"] == 2
+
+    async def test_members_on_two_connections_share(self, one: Peer, two: Peer) -> None:
+        await one.subscribe("t", "g", max_inflight=5)
+        await two.subscribe("t", "g", max_inflight=5)
+        for n in range(10):
+            await one.ask("PUBLISH", topic="t", payload=n)
+        mine = [await one.hear("MESSAGE") for _ in range(5)]
+        theirs = [await two.hear("MESSAGE") for _ in range(5)]
+        assert sorted(m["offset"] for m in mine + theirs) == list(range(1, 11))
+
+    async def test_what_a_lost_connection_held_goes_to_another_at_once(
+        self, broker: Broker, one: Peer
+    ) -> None:
+        for n in range(3):
+            await one.ask("PUBLISH", topic="t", payload=n)
+        async with peer(broker.url) as other:
+            await other.subscribe("t", "g")
+            for _ in range(3):
+                await other.hear("MESSAGE")
+            await one.subscribe("t", "g")
+            assert await one.silent()
+            other.socket.transport.abort()
+            found = [await one.hear("MESSAGE") for _ in range(3)]
+        assert [(m["offset"], m["attempt"]) for m in found] == [(1, 2), (2, 2), (3, 2)]
+
+    async def test_partitions_come_together_on_one_connection(
+        self, one: Peer, broker: Broker
+    ) -> None:
+        await broker.hub.bus.define("t", partitions=3)
+        for n in range(9):
+            await one.ask("PUBLISH", topic="t", key=f"k{n}", payload=n)
+        await one.subscribe("t", "g")
+        found = [await one.hear("MESSAGE") for _ in range(9)]
+        assert {m["partition"] for m in found} == {0, 1, 2}
+        assert sorted(m["envelope"]["payload"] for m in found) == list(range(9))
+
+    async def test_sticky_members_own_partitions_and_hand_them_over(
+        self, one: Peer, broker: Broker
+    ) -> None:
+        bus = broker.hub.bus
+        await bus.define("t", partitions=4)
+        await one.subscribe("t", "g", sticky=True, ack="each")
+        async with peer(broker.url) as other:
+            await other.subscribe("t", "g", sticky=True, ack="each")
+            for n in range(40):
+                await bus.publish("t", n, key=f"k{n}")
+            owned: dict[str, set[int]] = {"one": set(), "other": set()}
+            count = 0
+            for name, who in (("one", one), ("other", other)):
+                while not await who.silent(0.3):
+                    message = await who.hear("MESSAGE")
+                    owned[name].add(message["partition"])
+                    await who.ack(message)
+                    count += 1
+            assert count == 40
+            assert {len(places) for places in owned.values()} == {2}
+            assert not owned["one"] & owned["other"]
+        await _until_alone(broker)
+        for n in range(40):
+            await bus.publish("t", n, key=f"k{n}")
+        seen = set()
+        for _ in range(40):
+            message = await one.hear("MESSAGE")
+            seen.add(message["partition"])
+            await one.ack(message)
+        assert seen == {0, 1, 2, 3}
+
+    async def test_filters_by_key_header_and_condition(self, one: Peer) -> None:
+        for n in range(4):
+            await one.ask(
+                "PUBLISH", topic="t", key=f"k{n % 2}", headers={"n": str(n)}, payload={"n": n}
+            )
+        wanted: dict[str, tuple[dict[str, Any], list[int]]] = {
+            "a": ({"filter": {"key": "k1"}}, [1, 3]),
+            "b": ({"filter": {"header": ["n", "2"]}}, [2]),
+            "c": ({"where": "payload.n >= 2"}, [2, 3]),
+            "d": ({"where": "payload.n >= 2", "filter": {"key": "k0"}}, [2]),
+        }
+        for group, (members, payloads) in wanted.items():
+            await one.subscribe("t", group, **members)
+            found = []
+            for _ in payloads:  # those of one key come one by one
+                message = await one.hear("MESSAGE")
+                await one.ack(message)
+                found.append(message["envelope"]["payload"]["n"])
+            assert found == payloads
+            assert await one.silent(0.05)
+
+    async def test_credits_bound_what_is_sent(self, one: Peer) -> None:
+        for n in range(6):
+            await one.ask("PUBLISH", topic="t", payload=n)
+        await one.say("FLOW", credits=2)
+        await one.subscribe("t", "g")
+        assert [(await one.hear("MESSAGE"))["offset"] for _ in range(2)] == [1, 2]
+        assert await one.silent()
+        await one.say("ACK", topic="t", partition=0, group="g", offset=2)
+        assert await one.silent(), "an ack is no credit"
+        await one.say("FLOW", credits=3)
+        assert [(await one.hear("MESSAGE"))["offset"] for _ in range(3)] == [3, 4, 5]
+        assert await one.silent()
+
+    async def test_unsubscribing_gives_back_what_was_held(self, one: Peer, two: Peer) -> None:
+        await one.ask("PUBLISH", topic="t", payload=1)
+        await one.subscribe("t", "g")
+        await one.hear("MESSAGE")
+        assert (await one.ask("UNSUBSCRIBE", topic="t", group="g"))["type"] == "OK"
+        await two.subscribe("t", "g")
+        assert (await two.hear("MESSAGE"))["attempt"] == 2
+        assert await one.silent()
+
+    async def test_subscribing_twice_is_a_conflict(self, one: Peer) -> None:
+        await one.subscribe("t", "g")
+        assert (await one.subscribe("t", "g"))["code"] == "conflict"
+        assert (await one.subscribe("t", "g", sub="other"))["type"] == "OK"
+
+    @pytest.mark.parametrize("settings", [{"subscriptions": 2}])
+    async def test_there_are_only_so_many_subscriptions(self, one: Peer) -> None:
+        for group in ("a", "b"):
+            assert (await one.subscribe("t", group))["type"] == "OK"
+        assert (await one.subscribe("t", "c"))["code"] == "too_many"
+
+    @pytest.mark.parametrize("settings", [{"ack_timeout_s": 0.2, "max_inflight": 3}])
+    async def test_the_broker_has_defaults_for_new_groups(self, one: Peer) -> None:
+        for n in range(5):
+            await one.ask("PUBLISH", topic="t", payload=n)
+        await one.subscribe("t", "g", max_inflight=None)
+        assert [(await one.hear("MESSAGE"))["offset"] for _ in range(3)] == [1, 2, 3]
+        again = await one.hear("MESSAGE")
+        assert again["attempt"] == 2 or again["offset"] > 3
+
+
+async def _until_alone(broker: Broker) -> None:
+    import asyncio
+
+    async with asyncio.timeout(10):
+        while len(broker.hub.sessions) != 1:
+            await asyncio.sleep(0.01)

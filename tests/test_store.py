@@ -8,10 +8,11 @@ import pytest
 
 from trunkline.errors import InvalidOption, NoBus
 from trunkline.event import Event
-from trunkline.options import StoreOptions
-from trunkline.store import Bell, Store, open_store, pick_partition
+from trunkline.options import GroupOptions, StoreOptions, TopicOptions
+from trunkline.store import Bell, GroupKey, Store, open_store, pick_partition
 from trunkline.stores.file import FileStore
 from trunkline.stores.memory import MemoryStore
+from trunkline.testing import ManualClock
 from trunkline.topics import partition_for
 
 STORES: tuple[type[Store], ...] = (MemoryStore, FileStore)  # the type checker reads this line
@@ -81,3 +82,43 @@ def test_a_listener_may_leave_while_the_bell_rings() -> None:
     bell.ring("a")
     bell.ring("b")
     assert heard == ["a"]
+
+
+async def kept(store: Store) -> list[int]:
+    first, end = await store.bounds("orders", 0)
+    return [record.offset for record in await store.read("orders", 0, first, end)]
+
+
+async def test_memory_keeps_to_a_topics_retention() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    await store.define("orders", TopicOptions(retention_records=3))
+    for _ in range(5):
+        await store.append("orders", [Event(topic="orders", ts=clock.now())])
+    assert await kept(store) == [3, 4, 5]
+
+    await store.define("orders", TopicOptions(retention_age_s=60.0))
+    clock.advance(61)
+    await store.append("orders", [Event(topic="orders", ts=clock.now())])
+    assert await kept(store) == [6]
+
+    await store.define("orders", TopicOptions(retention_bytes=4000))
+    for _ in range(5):
+        await store.append("orders", [Event(topic="orders", ts=clock.now(), payload="x" * 900)])
+    assert await kept(store) == [9, 10, 11]
+
+
+@pytest.mark.parametrize("retain_unsettled", [True, False])
+async def test_memory_keeps_what_a_group_has_not_settled(retain_unsettled: bool) -> None:
+    store = MemoryStore(clock=ManualClock())
+    await store.define(
+        "orders", TopicOptions(retention_records=1, retain_unsettled=retain_unsettled)
+    )
+    key = GroupKey("orders", 0, "billing")
+    await store.update(key, lambda group: group.define(GroupOptions(), 0))
+    await store.append("orders", [Event(topic="orders") for _ in range(4)])
+    assert await kept(store) == ([1, 2, 3, 4] if retain_unsettled else [4])
+
+    await store.update(key, lambda group: group.settle([1, 2]))
+    await store.append("orders", [Event(topic="orders")])
+    assert await kept(store) == ([3, 4, 5] if retain_unsettled else [5])

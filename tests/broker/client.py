@@ -1,16 +1,17 @@
-"""A client that says exactly what a test wants: frames over the ``websockets`` library, which is not
-what the broker is built on. And a broker in a process of its own.
+"""A client that says exactly what a test wants, by the ``websockets`` library, which is not what the
+broker is built on. And a broker in a process of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,18 @@ async def running(folder: Path, *flags: str) -> AsyncIterator[Process]:
         if broker.process.returncode is None:
             broker.kill()
             await broker.process.wait()
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """Wait for what others are about to bring about; what the condition, or its coroutine, gave."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            found = condition()
+            if inspect.isawaitable(found):
+                found = await found
+            if found:
+                return found
+            await asyncio.sleep(0.01)
 
 
 def resident_mb(pid: int) -> float:

@@ -12,7 +12,15 @@ import pytest
 
 from trunkline.broker.server import Broker
 
-CLOUDEVENT = {"specversion": "1.0", "id": "e1", "source": "/shop", "type": "order", "data": {"n": 1}}
+from .client import until
+
+CLOUDEVENT = {
+    "specversion": "1.0",
+    "id": "e1",
+    "source": "/shop",
+    "type": "order",
+    "data": {"n": 1},
+}
 
 
 @pytest.fixture
@@ -27,6 +35,11 @@ async def publish(http: httpx.AsyncClient, topic: str, payload: Any, **members: 
     done = await http.post(f"/topics/{topic}/events", json={"payload": payload, **members})
     assert done.status_code == 201, done.text
     return done.json()
+
+
+async def _letters(http: httpx.AsyncClient, count: int) -> Any:
+    found = (await http.get("/topics/t/dlq")).json()["letters"]
+    return found if len(found) == count else None
 
 
 class TestTopics:
@@ -60,9 +73,7 @@ class TestTopics:
         await one.subscribe("t", "g")
         tries = [(await one.hear("MESSAGE"))["attempt"] for _ in range(2)]
         assert tries == [1, 2]
-        async with asyncio.timeout(10):
-            while not (letters := (await http.get("/topics/t/dlq")).json()["letters"]):
-                await asyncio.sleep(0.05)
+        letters = await until(lambda: _letters(http, 1))
         assert letters[0]["attempts"] == 2
 
     async def test_offsets_show_bounds_and_groups(self, http: httpx.AsyncClient, one: Any) -> None:
@@ -96,7 +107,9 @@ class TestEvents:
         since = await http.get("/topics/t/events?from=2020-01-01T00:00:00Z")
         assert len(since.json()["events"]) == 5
 
-    @pytest.mark.parametrize("query", ["limit=0", "limit=x", "from=x", "where=>>", "limit=1&limit=2"])
+    @pytest.mark.parametrize(
+        "query", ["limit=0", "limit=x", "from=x", "where=>>", "limit=1&limit=2"]
+    )
     async def test_a_bad_question_is_refused(self, http: httpx.AsyncClient, query: str) -> None:
         await publish(http, "t", 1)
         assert (await http.get(f"/topics/t/events?{query}")).status_code == 400
@@ -237,9 +250,7 @@ class TestGroupsAndLetters:
         await one.subscribe("t", "g")
         for _ in range(2):
             await one.nack(await one.hear("MESSAGE"), dead=True, reason="no")
-        async with asyncio.timeout(10):
-            while len(found := (await http.get("/topics/t/dlq")).json()["letters"]) < 2:
-                await asyncio.sleep(0.02)
+        found = await until(lambda: _letters(http, 2))
         assert [letter["error"] for letter in found] == ["no", "no"]
         first = found[0]["offset"]
         dry = await http.post("/topics/t/dlq/redrive", json={"dryRun": True})

@@ -12,13 +12,17 @@ import pytest
 from trunkline.broker.server import Broker
 from trunkline.topics import partition_for
 
-from .client import Peer, peer
+from .client import Peer, peer, until
 
 
 class TestPublishing:
     async def test_a_publish_is_answered_with_its_place(self, one: Peer) -> None:
         await one.say(
-            "PUBLISH", topic="heartbeat", key="duck-1", headers={"ct": "json"}, payload={"cpu": 12.3}
+            "PUBLISH",
+            topic="heartbeat",
+            key="duck-1",
+            headers={"ct": "json"},
+            payload={"cpu": 12.3},
         )
         said = await one.hear()
         assert (said["type"], said["topic"], said["partition"], said["offset"]) == (
@@ -98,7 +102,10 @@ class TestPublishing:
         await one.socket.send(json.dumps(frames))
         found = [await one.hear() for _ in range(4)]
         assert {f["corr"]: f["type"] for f in found} == {
-            **{0: "PUBLISHED", 1: "PUBLISHED", 2: "ERROR", 3: "PUBLISHED"},
+            0: "PUBLISHED",
+            1: "PUBLISHED",
+            2: "ERROR",
+            3: "PUBLISHED",
         }
 
     async def test_a_message_in_pieces_is_one_message(self, one: Peer) -> None:
@@ -122,7 +129,10 @@ class TestErrors:
             ('{"type":"WAT"}', "unknown_type"),
             ('{"type":"PUBLISH","topic":"a/b","payload":1}', "invalid_name"),
             ('{"type":"PUBLISH","topic":"a","payload":1e999}', "invalid_event"),
-            ('{"type":"PUBLISH","topic":"a","payload":' + "[" * 200 + "]" * 200 + "}", "invalid_event"),
+            (
+                '{"type":"PUBLISH","topic":"a","payload":' + "[" * 200 + "]" * 200 + "}",
+                "invalid_event",
+            ),
             ('{"type":"PUBLISH","topic":"a","headers":{"ttl_s":"x"},"payload":1}', "invalid_event"),
             ('{"type":"SUBSCRIBE","topic":"a","group":"_b"}', "invalid_name"),
             ('{"type":"SUBSCRIBE","topic":"a","group":"b","where":">>"}', "invalid_filter"),
@@ -150,7 +160,7 @@ class TestErrors:
         self, one: Peer, two: Peer
     ) -> None:
         await one.say("PUBLISH", topic="t", payload="x" * 3000)
-        with pytest.raises(Exception, match="100[69]"):
+        with pytest.raises(Exception, match=r"100[69]"):
             await one.hear()
         assert (await two.ask("PING"))["type"] == "PONG"
 
@@ -176,7 +186,10 @@ class TestDelivery:
             await one.subscribe("t", group, **{"from": start})
         await one.say("PUBLISH", topic="t", payload="new")
         found = [await one.hear("MESSAGE") for _ in range(2)]
-        assert {(m["group"], m["envelope"]["payload"]) for m in found} == {("a", "new"), ("b", "new")}
+        assert {(m["group"], m["envelope"]["payload"]) for m in found} == {
+            ("a", "new"),
+            ("b", "new"),
+        }
 
     async def test_a_group_begins_at_an_offset_or_a_time(self, one: Peer) -> None:
         for n in range(1, 5):
@@ -327,7 +340,7 @@ class TestDelivery:
             assert count == 40
             assert {len(places) for places in owned.values()} == {2}
             assert not owned["one"] & owned["other"]
-        await _until_alone(broker)
+        await until(lambda: len(broker.hub.sessions) == 1)
         for n in range(40):
             await bus.publish("t", n, key=f"k{n}")
         seen = set()
@@ -399,11 +412,3 @@ class TestDelivery:
         assert [(await one.hear("MESSAGE"))["offset"] for _ in range(3)] == [1, 2, 3]
         again = await one.hear("MESSAGE")
         assert again["attempt"] == 2 or again["offset"] > 3
-
-
-async def _until_alone(broker: Broker) -> None:
-    import asyncio
-
-    async with asyncio.timeout(10):
-        while len(broker.hub.sessions) != 1:
-            await asyncio.sleep(0.01)

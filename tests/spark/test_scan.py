@@ -23,7 +23,7 @@ from trunkline.spark import scan as scanning
 from trunkline.spark.columns import COLUMNS, CORRUPT
 from trunkline.spark.extents import Catalog, list_extents
 from trunkline.spark.plan import admit_bytes, admit_rows, divide
-from trunkline.spark.scan import ScanOptions, Span, scan
+from trunkline.spark.scan import OffsetRange, ScanOptions, scan
 
 from .logs import (
     TOPIC,
@@ -44,7 +44,7 @@ def rows(
     catalog = Catalog(root)
     head = catalog.reader(TOPIC, partition).head()
     catalog.close()
-    span = Span(TOPIC, partition, start or head.start, end or head.next)
+    span = OffsetRange(TOPIC, partition, start or head.start, end or head.next)
     chosen = ScanOptions(**{"root": root, "names": NAMES, **options})
     return [row for batch in scan(span, chosen) for row in batch.to_pylist()]
 
@@ -170,7 +170,7 @@ def test_tasks_divide_a_range_without_gap_or_overlap(cuts: list[int], tasks: int
         folder.close()
         catalog = Catalog(root)
 
-        parts = divide(catalog, [Span(TOPIC, 0, *cuts)], tasks, exact=True)
+        parts = divide(catalog, [OffsetRange(TOPIC, 0, *cuts)], tasks, exact=True)
 
         spans = [span for part in parts for span in part]
         assert [n for span in spans for n in range(span.start, span.end)] == list(range(*cuts))

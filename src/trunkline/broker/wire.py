@@ -111,7 +111,8 @@ class Listener(WSListener):
         elif kind in (WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.CONTINUATION):
             self._part(frame)
         elif kind == WSMsgType.CLOSE:
-            transport.send_close(frame.get_close_code())
+            if not transport.is_close_frame_sent:
+                transport.send_close(WSCloseCode.OK)
             transport.disconnect()
 
     def _part(self, frame: WSFrame) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from picows import (
+    WSCloseCode,
     WSError,
     WSFrame,
     WSHandshakeError,
@@ -246,7 +247,7 @@ class Link:
         secure = self.url.startswith("wss:")
         try:
             async with asyncio.timeout(self.options.connect_timeout_s):
-                self._transport, _ = await ws_connect(
+                transport, _ = await ws_connect(
                     lambda: _Listener(self),
                     self.url,
                     ssl_context=(self._tls or ssl.create_default_context()) if secure else None,
@@ -264,6 +265,9 @@ class Link:
             raise ConnectionLost(str(error)) from error
         except (WSError, EOFError, ValueError) as error:
             raise ConnectionLost(str(error)) from error
+        if transport.is_disconnected:  # it can end with the handshake, and nobody is told then
+            raise ConnectionLost(f"{self.url} ended the connection")
+        self._transport = transport
 
     def _greet(self) -> None:
         """Say again what has no answer yet, in the order in which it was first said."""
@@ -367,7 +371,7 @@ class _Listener(WSListener):
                 self._link.heard(b"".join(parts))
         elif kind == WSMsgType.CLOSE:
             if not transport.is_close_frame_sent:
-                transport.send_close(frame.get_close_code())
+                transport.send_close(WSCloseCode.OK)
             transport.disconnect()
 
     def on_ws_disconnected(self, _transport: WSTransport) -> None:

@@ -204,9 +204,10 @@ class Consumer:
 
     def _sweep(self) -> None:
         """Remove what a killed commit of this consumer left; its lock says that none is running."""
-        start = f"{self.name}.json."
+        own = (f"{self.name}.json", f".{self.name}.cursor")
         for name in os.listdir(self._offsets_dir):
-            if name.removeprefix(".").startswith((start, f"{self.name}.cursor.")):
+            # Exactly that: "a.json.json" is the offset of a consumer called "a.json".
+            if name.endswith(".tmp") and name[:-13] in own:
                 with suppress(FileNotFoundError):
                     os.unlink(os.path.join(self._offsets_dir, name))
 
@@ -340,7 +341,7 @@ def replay(
             if to_line is not None and number > to_line:
                 return
             event = decode_line(line)
-            if event is None or (wanted and event.get("topic") not in wanted):
+            if event is None or not _chosen(event, wanted):
                 continue
             if now is None or not is_expired(event, now):
                 event["_line"] = number
@@ -438,6 +439,11 @@ def is_expired(event: Json, now: datetime) -> bool:
         return False
 
 
+def _chosen(event: Json, wanted: frozenset[str]) -> bool:
+    topic = event.get("topic")  # of a foreign line: anything JSON has
+    return not wanted or (isinstance(topic, str) and topic in wanted)
+
+
 def _compact(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
@@ -526,7 +532,7 @@ def _collect(
             continue
         next_line = number + 1
         event = decode_line(line)
-        if event is None or (wanted and event.get("topic") not in wanted):
+        if event is None or not _chosen(event, wanted):
             continue
         if not is_expired(event, now):
             event["_line"] = number

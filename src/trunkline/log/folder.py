@@ -23,7 +23,6 @@ from trunkline.errors import (
     Conflict,
     Corrupt,
     InvalidOption,
-    LockTimeout,
     NoBus,
     NotFound,
     StorageError,
@@ -244,14 +243,18 @@ class Folder:
     ) -> Placed:
         """Write one batch; see ``PartitionWriter.append``."""
         options = self.topic(topic)
+        if self.is_full and not self._fill_reserve():
+            raise StorageFull(
+                "no room to write: the reserve cannot be filled again",
+                path=self.path,
+                hint="free some space; publishing then goes on by itself",
+            )
         try:
             placed = self.writer(topic, partition).append(bodies, events, options, timeout_s)
         except StorageFull:
             self.is_full = True
             raise
-        if self.is_full:
-            self.is_full = False
-            self._fill_reserve()
+        self.is_full = False
         return placed
 
     def read(
@@ -317,11 +320,22 @@ class Folder:
         file = self._group(key)
         if timeout_s is None:
             timeout_s = self.options.lock_timeout_s
-        result = file.step(action, timeout_s, before=self._free_the_dead, make_room=self._make_room)
-        if file.size > self.options.snapshot_bytes:
-            with contextlib.suppress(LockTimeout, StorageFull):  # the next step tries again
+        if not file.is_adopted:
+            self._adopt(key, file, timeout_s)
+        result = file.step(action, timeout_s, before=self._free_the_dead, make_room=self.make_room)
+        if file.size > self.options.snapshot_bytes or file.is_poisoned:
+            with contextlib.suppress(StorageError):  # the next step tries again
                 file.renew(self._segment(key))
         return result
+
+    def _adopt(self, key: GroupKey, file: GroupFile, timeout_s: float) -> None:
+        """Tell a group that this process begins to use which epoch of the log it belongs to."""
+        head = self.head(key.topic, key.partition)
+        if file.exists():
+            file.adopt(head.epoch, head.reused, timeout_s)
+        else:
+            file.epoch = head.epoch
+        file.is_adopted = True
 
     def group(self, key: GroupKey) -> Group:
         """The group as it is now; ``NotFound`` if there is none."""
@@ -358,8 +372,10 @@ class Folder:
         for key in self.groups():
             if key.topic == topic and key.partition == partition:
                 file = GroupFile(self.path, key, self.clock, self.options.lock_timeout_s)
-                floors.append(file.step(lambda group: group.floor, self.options.lock_timeout_s))
-                file.close()
+                try:
+                    floors.append(file.step(_done, self.options.lock_timeout_s))
+                finally:
+                    file.close()
         return floors
 
     def _group(self, key: GroupKey) -> GroupFile:
@@ -402,23 +418,31 @@ class Folder:
 
     # -- room ----------------------------------------------------------------------------------
 
-    def _fill_reserve(self) -> None:
-        """Keep some room aside, so that acks and retention work on a full device."""
+    def _fill_reserve(self) -> bool:
+        """Keep some room aside, so that acks and retention work on a full device. False if there is
+        not enough.
+        """
         path = os.path.join(self.path, "reserve")
         try:
             fd = atomic.open_file(path, os.O_WRONLY | os.O_CREAT)
         except OSError:
-            return
+            return False
         try:
             if os.fstat(fd).st_size < self.options.reserve_bytes:
                 os.posix_fallocate(fd, 0, self.options.reserve_bytes)
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, 0)
+            return False
         finally:
             os.close(fd)
+        return True
 
-    def _make_room(self) -> bool:
+    def make_room(self) -> bool:
+        """Give up the reserve, for what must be written on a full device; False if it is used up.
+        Publishing waits until it is there again.
+        """
+        self.is_full = True
         path = os.path.join(self.path, "reserve")
         try:
             if os.stat(path).st_size == 0:
@@ -432,8 +456,14 @@ class Folder:
 
     def sync_groups(self) -> None:
         """Make durable what groups noted without waiting for it."""
+        failed: StorageError | None = None
         for file in list(self._groups.values()):
-            file.sync()
+            try:
+                file.sync()
+            except StorageError as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     def head(self, topic: str, partition: int) -> Head:
         return self.reader(topic, partition).head()
@@ -465,10 +495,14 @@ class Folder:
                 reader.close()
 
     def abandon(self) -> None:
-        """Let go of the member lock without a word, as the death of the process would."""
+        """Let go of every lock without a word, as the death of the process would."""
         if self._member_fd >= 0:
             os.close(self._member_fd)
             self._member_fd = -1
+        for writer in self._writers.values():
+            writer.abandon()
+        for file in self._groups.values():
+            file.abandon()
 
     def _leave(self) -> None:
         if self._member_fd >= 0:
@@ -482,6 +516,11 @@ class Folder:
             raise Closed("this bus was opened before a fork", hint="open it again in the child")
         if self._closed:
             raise Closed("the bus is closed")
+
+
+def _done(group: Group) -> int:
+    """Up to where nothing is left to deliver; what was redriven is."""
+    return min([group.floor, *(offset - 1 for offset in group.again)])
 
 
 def _belongs(file: str, stem: str, in_dlq: bool) -> bool:

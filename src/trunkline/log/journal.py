@@ -2,8 +2,8 @@
 
 Under the group's lock each process reads what others appended to the journal, runs its step on the
 group, and appends the ops of that step. The snapshot says up to which byte of which generation of
-the journal it reaches; a new generation begins when the journal has grown large. Its first line says
-where the last one ended, so that only a snapshot of all of that, or a later one, is its base.
+the journal it reaches; a new generation begins when the journal has grown large. Its first line
+says where the last one ended, so that only a snapshot of all of that, or a later one, is its base.
 
 A line ``{"synced":n}`` says that the first ``n`` bytes were durable when it was written. What does
 not fit behind the last such mark is what a power cut left, and is cut off; before it, it is damage.
@@ -41,7 +41,9 @@ T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 _decode_op = msgspec.json.Decoder(AnyOp).decode
 _MARK = b'{"synced":'
-_AT_ONCE = Created | Paused | Redriven | Sought  # what somebody asked for is durable when it is done
+_AT_ONCE = (
+    Created | Paused | Redriven | Sought
+)  # what somebody asked for is durable when it is done
 
 
 class Snapshot(Saved, frozen=True, kw_only=True):
@@ -77,6 +79,7 @@ class GroupFile:
         self._segment = 1
         self.group = Group()
         self.epoch = 0
+        self.is_adopted = False
         self.dirty = False
 
     @property
@@ -147,11 +150,11 @@ class GroupFile:
         finally:
             atomic.unlock(self._lock_fd)
 
-    def adopt(self, epoch: int, reused: int) -> None:
+    def adopt(self, epoch: int, reused: int, timeout_s: float) -> None:
         """Take notice of an epoch of the log: from ``reused`` on its offsets are other records now,
         so what the group knows of them is void.
         """
-        self._lock()
+        self._lock(timeout_s)
         try:
             self._catch_up()
             if self.epoch >= epoch:
@@ -192,6 +195,12 @@ class GroupFile:
 
     def close(self) -> None:
         self._swap(-1)
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the lock that the parent may hold."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1

@@ -20,6 +20,7 @@ from trunkline.log.line import Damaged, parse, read_records
 from trunkline.log.recovery import READ_BYTES, is_whole, survey
 from trunkline.log.segment import Segment
 
+
 class Bounds(NamedTuple):
     """Half-open: the offsets that can be read are ``first <= offset < next``."""
 

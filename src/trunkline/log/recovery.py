@@ -17,7 +17,6 @@ from trunkline.log.head import Head
 from trunkline.log.line import Damaged, Line, parse
 from trunkline.log.segment import Segment
 
-
 READ_BYTES = 256 * 1024
 
 

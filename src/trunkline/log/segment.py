@@ -2,8 +2,8 @@
 
 A segment is plain JSONL, or the same cut into zstd frames once it is finished. Beside it lies an
 index of every so-many bytes: ``offset position ts packed crc``, where ``ts`` is the latest event
-time before that place. The index only hints: each entry is checked against the line it points at, so
-a stale or damaged index costs time and nothing else.
+time before that place. The index only hints: each entry is checked against the line it points at,
+so a stale or damaged index costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class Segment:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()  # many are made for a single look
 
     def size(self) -> int:
         """How many bytes of lines it holds, before any compression."""
@@ -161,9 +164,8 @@ class Segment:
         entries = self.entries()
         at = bisect_right(entries, offset, key=lambda entry: entry.offset) - 1
         position = 0
-        if at >= 0 and entries[at].position < end:
-            if self.points_at(entries[at]):
-                position = entries[at].position
+        if at >= 0 and entries[at].position < end and self.points_at(entries[at]):
+            position = entries[at].position
         for place, line in self.lines(position, end):
             found = offset_at(line[:64])
             if found is not None and found >= offset:

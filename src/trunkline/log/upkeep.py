@@ -15,7 +15,7 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
-from trunkline.errors import Corrupt, NotFound, TrunklineError
+from trunkline.errors import Corrupt, NotFound, StorageFull, TrunklineError
 from trunkline.log import atomic
 from trunkline.log.folder import Folder
 from trunkline.log.head import Head
@@ -30,8 +30,17 @@ def trim(folder: Folder, topic: str, partition: int, before: int) -> int:
     """Remove the records below ``before``. Returns how many are gone.
 
     They are out of sight at once; their files go as soon as all of a file is below. The last file
-    stays, emptied, because it says which offset comes next.
+    stays, emptied, because it says which offset comes next. On a full device the reserve is used.
     """
+    try:
+        return _trim(folder, topic, partition, before)
+    except StorageFull:
+        if not folder.make_room():
+            raise
+    return _trim(folder, topic, partition, before)
+
+
+def _trim(folder: Folder, topic: str, partition: int, before: int) -> int:
     writer = folder.writer(topic, partition)
     head = writer.begin()
     try:

@@ -28,7 +28,6 @@ from trunkline.log.recovery import Damage, is_whole, survey
 from trunkline.log.segment import Entry, Segment, index_line
 from trunkline.options import StoreOptions, TopicOptions
 
-
 _ts = attrgetter("ts")
 
 
@@ -172,6 +171,10 @@ class PartitionWriter:
         finally:
             self._close_segment()
             self._head.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the lock that the parent may hold."""
+        self._head.close()
 
     def _write(
         self,
@@ -331,9 +334,7 @@ class PartitionWriter:
         later = [s for s in segments if s.number > damage.number]
         if later:
             following = survey(later, None).head
-            state = replace(
-                following, start=state.start, epoch=state.epoch, reused=state.reused
-            )
+            state = replace(following, start=state.start, epoch=state.epoch, reused=state.reused)
         else:
             state = _fresh(state, damage.number + 1)
         path = self._path(damage.number) if bad is None else bad.path

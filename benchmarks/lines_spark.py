@@ -167,7 +167,9 @@ async def spark_lake(run: Run) -> Pair:
     lake = Lake(str(run.fresh()))
 
     def measure() -> list[float]:
-        Runner(_spark(), f"file:{root}", lake).run(find(["lake"]))
+        (ran,) = Runner(_spark(), f"file:{root}", lake).run(find(["lake"]))
+        if ran.error:
+            raise RuntimeError(ran.error)
         table = lake.read(_spark(), EVENTS)
         return _best(run, count, lambda: _by_type(table), lambda: _by_type(_table(root)))
 

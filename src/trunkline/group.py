@@ -119,11 +119,14 @@ AnyOp = (
 )
 
 
-class Lease(msgspec.Struct, frozen=True, gc=False):
+class Lease(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """``era`` counts the seeks before it: a lease of an earlier era settles nothing."""
+
     offset: int
     attempt: int
     until: float
     by: str
+    era: int = 0
 
 
 class Item(msgspec.Struct, gc=False):
@@ -154,6 +157,7 @@ class Group:
         self.floor = floor
         self.created = options is not None
         self.paused = False
+        self.era = 0
         self.ops: list[AnyOp] = []
         self.settled = Ranges()
         self.leases: dict[int, Lease] = {}
@@ -299,6 +303,12 @@ class Group:
         if fresh:
             self._do(Settled(compress(fresh)))
         return fresh
+
+    def ack(self, leases: Iterable[Lease]) -> list[int]:
+        """Settle what these leases stand for, also those that ran out meanwhile; but not what was
+        sought back to since.
+        """
+        return self.settle([lease.offset for lease in leases if lease.era == self.era])
 
     def skip(self, first: int, last: int) -> None:
         """Settle a whole range that the log does not hold."""
@@ -469,6 +479,7 @@ class Group:
                 self.options, self.created = op.options, True
                 self._reset(op.floor)
             case Sought():
+                self.era += 1
                 self._reset(op.floor)
             case Redriven():
                 for first, last in op.offsets:
@@ -484,7 +495,7 @@ class Group:
         attempt = self.attempts.get(offset, 0) + counts
         if counts:
             self.attempts[offset] = attempt
-        lease = Lease(offset, attempt, until, by)
+        lease = Lease(offset, attempt, until, by, self.era)
         self.leases[offset] = lease
         self.waiting.pop(offset, None)
         return lease
@@ -552,6 +563,7 @@ class Group:
             "attempts": list(self.attempts.items()),
             "again": sorted(self.again),
             "paused": self.paused,
+            "era": self.era,
             "options": self.options,
             "anchor": self.anchor,
         }
@@ -568,6 +580,7 @@ class Saved(msgspec.Struct, frozen=True):
     attempts: list[tuple[int, int]] = []
     again: list[int] = []
     paused: bool = False
+    era: int = 0
     anchor: Anchored | None = None
 
 
@@ -577,6 +590,7 @@ def load(saved: Saved) -> Group:
     group.attempts = dict(saved.attempts)
     group.again = set(saved.again)
     group.paused = saved.paused
+    group.era = saved.era
     group.anchor = saved.anchor
     for lease in saved.leases:
         group.leases[lease.offset] = lease

@@ -86,7 +86,7 @@ class Pump:
         self._gap_to = 0
         self._gone: set[int] = set()  # redriven, but no longer in the log
         self._more = False
-        self._acks: list[int] = []
+        self._acks: list[Lease] = []
         self._nacks: list[tuple[Lease, float | None, str]] = []
         self._terms: list[_Dead] = []
         self._longer: list[Delivery] = []
@@ -150,7 +150,7 @@ class Pump:
         self, delivery: Delivery, outcome: Outcome, delay_s: float | None, reason: str
     ) -> None:
         if outcome is Outcome.ACK:
-            self._acks.append(delivery.record.offset)
+            self._acks.append(delivery.lease)
         elif outcome is Outcome.NACK:
             self._nacks.append((delivery.lease, delay_s, reason))
         else:
@@ -255,7 +255,7 @@ class Pump:
         acks, nacks, terms = list(self._acks), list(self._nacks), list(self._terms)
         back, longer, written = list(self._back), list(self._longer), list(self._written)
         if acks or written:
-            done = group.settle(acks + written)
+            done = group.ack(acks) + group.settle(written)
             if self._hooks.settled is not None:
                 for offset in done:
                     self._hooks.settled(self.key, offset, "ack")
@@ -328,7 +328,7 @@ class Pump:
         record = self._records.pop(lease.offset, None) or await self._fetch(lease.offset)
         self._records.pop(lease.offset, None)
         if record is None:  # compacted away or trimmed since it was read ahead
-            self._acks.append(lease.offset)
+            self._acks.append(lease)
             return
         for _ in range(len(self._outlets)):
             outlet = self._outlets[0]
@@ -340,7 +340,7 @@ class Pump:
         if any(outlet.accepts(record.event) for outlet in self._outlets):
             self._back.append(lease)
         else:
-            self._acks.append(lease.offset)  # filtered out, so the group is done with it
+            self._acks.append(lease)  # filtered out, so the group is done with it
 
     async def _bury(self) -> None:
         """Write dead letters, and only then let their records be settled."""

@@ -18,7 +18,7 @@ import trunkline
 from trunkline.buses.remote import RemoteBus
 from trunkline.errors import TrunklineError
 
-from .client import peer, running, start
+from .client import peer, running, start, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -126,10 +126,10 @@ async def test_nothing_that_was_acknowledged_is_lost_at_the_end(tmp_path: Path) 
     assert (code, unsure) == (0, 0)
     assert took < 5
     assert await broker.end() == 0
-    async with trunkline.connect(f"file:{tmp_path}") as bus:
+    async with trunkline.connect(f"file:{tmp_path}") as log:
         kept: dict[int, Any] = {}
         at = 1
-        while records := await bus.read("t", at, 10_000):
+        while records := await log.read("t", at, 10_000):
             kept.update({record.offset: record.event.payload for record in records})
             at = records[-1].offset + 1
     assert acknowledged <= kept.keys()

@@ -150,6 +150,22 @@ class _Server(uvicorn.Server):
                 await asyncio.wait_for(self.ending.wait(), _TICK_S)
             counter = (counter + 10) % 864_000  # on_tick takes ten of them for a second
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As the original, without its pause before anything ends."""
+        for server in self.servers:
+            server.close()
+        for sock in sockets or []:
+            sock.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await asyncio.sleep(0)
+        if self.server_state.connections or self.server_state.tasks:
+            with contextlib.suppress(TimeoutError):
+                timeout_s = self.config.timeout_graceful_shutdown
+                await asyncio.wait_for(self._wait_tasks_to_complete(), timeout_s)
+            for task in list(self.server_state.tasks):
+                task.cancel()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
         """Signals are the caller's business."""

@@ -299,13 +299,12 @@ class Folder:
         return writer
 
     def _drop(self, topic: str, partition: int) -> None:
-        for one in (
-            self._readers.pop((topic, partition), None),
-            self._writers.pop((topic, partition), None),
-        ):
-            if one is not None:
-                with contextlib.suppress(OSError):
-                    one.close()
+        reader = self._readers.pop((topic, partition), None)
+        if reader is not None:
+            reader.close()
+        writer = self._writers.pop((topic, partition), None)
+        if writer is not None:
+            writer.abandon()
 
     # -- groups --------------------------------------------------------------------------------
 
@@ -354,11 +353,9 @@ class Folder:
         for name in os.listdir(place):
             if not name.endswith(".journal"):
                 continue
-            parsed = layout.parse_group_stem(name.removesuffix(".journal"))
-            if parsed is None:
-                parsed = _group_of(os.path.join(place, name))
-            if parsed is not None:
-                found.add(GroupKey(*parsed))
+            key = _group_of(os.path.join(place, name))
+            if key is not None:
+                found.add(key)
         return sorted(found)
 
     def remove_group(self, key: GroupKey) -> None:
@@ -533,12 +530,18 @@ def _belongs(file: str, stem: str, in_dlq: bool) -> bool:
     return parsed is not None and parsed[0] == stem
 
 
-def _group_of(path: str) -> tuple[str, int, str] | None:
-    """The group a journal belongs to, from its first line."""
+def _group_of(path: str) -> GroupKey | None:
+    """The group a journal belongs to; None where a mere look left one behind, or it is damaged
+    beyond telling.
+    """
     with open(path, "rb") as file:
-        line = file.readline()
-    try:
-        header = msgspec.json.decode(line)
-        return header["topic"], header["partition"], header["group"]
-    except (msgspec.DecodeError, KeyError):
-        return None
+        start = file.read(4096)
+    made = b'{"op":"created"' in start or os.path.exists(path.removesuffix("journal") + "json")
+    name = layout.parse_group_stem(os.path.basename(path).removesuffix(".journal"))
+    if name is None:  # it was too long for a file
+        try:
+            header = msgspec.json.decode(start.partition(b"\n")[0])
+            name = header["topic"], header["partition"], header["group"]
+        except (msgspec.DecodeError, KeyError, TypeError):
+            return None
+    return GroupKey(*name) if made else None

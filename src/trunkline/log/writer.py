@@ -173,7 +173,8 @@ class PartitionWriter:
             self._head.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the lock that the parent may hold."""
+        """Let go without a word: in a forked child, or when the files are gone."""
+        self._close_segment()
         self._head.close()
 
     def _write(

@@ -84,6 +84,7 @@ class FileStore:
     # -- publishing ----------------------------------------------------------------------------
 
     async def append(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
+        self._check()
         limits = self._dead_limits if topic.endswith(DEAD_SUFFIX) else self._limits
         options = self.folder.topic(topic)
         if options.partitions != 1:
@@ -147,8 +148,6 @@ class FileStore:
         return future
 
     def _start(self) -> asyncio.AbstractEventLoop:
-        if self._closed:
-            raise Closed("the bus is closed")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._spawn(self._every(self.options.upkeep_s, partial(upkeep.tend, self.folder)))
@@ -274,21 +273,26 @@ class FileStore:
     # -- reading and groups --------------------------------------------------------------------
 
     async def read(self, topic: str, partition: int, start: int, limit: int) -> list[Record]:
+        self._check()
         return self.folder.read(topic, partition, start, limit)
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
+        self._check()
         return self.folder.bounds(topic, partition)
 
     async def seek(self, topic: str, partition: int, when: datetime) -> int:
+        self._check()
         return self.folder.seek(topic, partition, when)
 
     async def trim(self, topic: str, partition: int, before: int) -> Bounds:
+        self._check()
         await asyncio.to_thread(upkeep.trim, self.folder, topic, partition, before)
         self.folder.forget(topic, partition)
         self.bell.ring(topic)
         return self.folder.bounds(topic, partition)
 
     async def update(self, key: GroupKey, step: Callable[[Group], T] | None) -> T:
+        self._check()
         if step is None:
             self.folder.remove_group(key)
             return None  # type: ignore[return-value]
@@ -303,12 +307,15 @@ class FileStore:
                 return await asyncio.to_thread(self.folder.step, key, step)
 
     async def groups(self) -> list[GroupKey]:
+        self._check()
         return self.folder.groups()
 
     async def topics(self) -> dict[str, TopicOptions]:
+        self._check()
         return self.folder.topics()
 
     async def define(self, topic: str, options: TopicOptions | None) -> None:
+        self._check()
         if options is None:
             await asyncio.to_thread(self.folder.remove_topic, topic)
         else:
@@ -364,6 +371,10 @@ class FileStore:
                 await asyncio.to_thread(job)
             except (TrunklineError, OSError) as error:
                 logger.warning("%s failed: %s", job, error)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed("the bus is closed")
 
     async def close(self) -> None:
         if self._closed:

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import trunkline
+from trunkline.heartbeat import TOPIC, Beat, Heartbeat, Monitor
+from trunkline.testing.clock import ManualClock
+
+
+async def seen(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_a_process_that_stops_is_noticed_and_found_again() -> None:
+    clock = ManualClock()
+    lost: list[str] = []
+    found: list[str] = []
+
+    def note(into: list[str]) -> Any:
+        def call(beat: Beat) -> None:
+            into.append(beat.name)
+
+        return call
+
+    async with (
+        trunkline.connect("memory:", clock=clock) as bus,
+        Monitor(bus, late_s=10, lost=note(lost), found=note(found)) as monitor,
+    ):
+        beat = Heartbeat(bus, "stt", every_s=3)
+        async with beat:
+            await seen(lambda: found == ["stt"])
+            for _ in range(8):
+                await clock.run(3)
+                await asyncio.sleep(0.005)
+            assert (lost, [b.name for b in monitor.alive()]) == ([], ["stt"])
+        for _ in range(8):
+            await clock.run(3)
+        assert (lost, [b.name for b in monitor.late()]) == (["stt"], ["stt"])
+        await beat.beat()
+        await seen(lambda: found == ["stt", "stt"])
+        assert monitor.late() == []
+        records = await bus.read(TOPIC)
+        assert records[0].event.payload.keys() == {"pid", "name", "host", "ts"}
+        assert (records[0].event.key or "").startswith("proc:stt:")
+
+
+async def test_a_beat_of_another_make_is_understood() -> None:
+    async with trunkline.connect("memory:") as bus, Monitor(bus) as monitor:
+        await bus.publish(TOPIC, {"pid": 7})
+        await bus.publish(TOPIC, "odd", key="proc:8")
+        await seen(lambda: len(monitor.alive()) == 2)
+        assert sorted(beat.key for beat in monitor.alive()) == ["proc:7", "proc:8"]

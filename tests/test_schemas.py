@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trunkline
+from trunkline.errors import Conflict, InvalidEvent, InvalidOption, NotFound
+from trunkline.event import Event
+from trunkline.schemas import Compatibility, Registry, SchemaGate, check_compatible
+
+ORDER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"id": {"type": "integer"}, "note": {"type": "string"}},
+    "required": ["id"],
+    "additionalProperties": False,
+}
+
+
+def with_(**changes: Any) -> dict[str, Any]:
+    return {**ORDER, **changes}
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Any]:
+    async with trunkline.connect("memory:") as bus:
+        yield bus
+
+
+async def test_a_payload_that_does_not_fit_is_refused_with_its_path(bus: Any) -> None:
+    registry = Registry(bus)
+    await registry.add("orders", {"type": "object", "properties": {"a": {"items": ORDER}}})
+    registry.check("orders", [Event(topic="orders", payload={"a": [{"id": 1}]})])
+    registry.check("refunds", [Event(topic="refunds", payload="anything")])
+    with pytest.raises(InvalidEvent) as caught:
+        registry.check("orders", [Event(topic="orders", payload={"a": [{"id": 1}, {"id": "x"}]})])
+    assert (caught.value.path, caught.value.code) == ("/a/1/id", "schema")
+
+
+async def test_versions_are_kept_and_the_same_again_is_none(bus: Any) -> None:
+    registry = Registry(bus)
+    first = await registry.add("orders", ORDER)
+    assert (await registry.add("orders", ORDER)) == first
+    wider = with_(properties={**ORDER["properties"], "tag": {"type": "string"}})
+    assert (await registry.add("orders", wider)).version == 2
+    assert [schema.version for schema in registry.versions("orders")] == [1, 2]
+    await registry.remove("orders")
+    with pytest.raises(NotFound):
+        registry.current("orders")
+    assert registry.topics() == []
+
+
+async def test_every_process_has_the_same_registry(tmp_path: Path) -> None:
+    async with trunkline.connect(f"file:{tmp_path}") as bus:
+        await Registry(bus).add("orders", ORDER, "full")
+    async with trunkline.connect(f"file:{tmp_path}") as bus:
+        registry = Registry(bus)
+        await registry.refresh()
+        assert registry.current("orders").compatibility == "full"
+
+
+async def test_the_gate_guards_a_bus_without_a_broker(bus: Any) -> None:
+    registry = Registry(bus)
+    await registry.add("orders", ORDER)
+    bus.use(SchemaGate(registry))
+    await bus.publish("orders", {"id": 1})
+    with pytest.raises(InvalidEvent, match="does not fit"):
+        await bus.publish("orders", {})
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "no"}, {"$ref": "http://x/y"}, {"pattern": "("}, {"required": 7}], ids=str
+)
+async def test_what_is_no_schema_is_refused(bus: Any, schema: Any) -> None:
+    with pytest.raises(InvalidOption):
+        await Registry(bus).add("orders", schema)
+
+
+async def test_a_hostile_pattern_costs_no_time(bus: Any) -> None:
+    registry = Registry(bus)
+    await registry.add("t", {"type": "string", "pattern": "^(a+)+$"})
+    with pytest.raises(InvalidEvent):
+        registry.check("t", [Event(topic="t", payload="a" * 50 + "!")])
+
+
+PROPERTIES = ORDER["properties"]
+CHANGES: list[tuple[str, Any, bool, bool]] = [
+    ("nothing", ORDER, True, True),
+    ("anything goes", True, True, False),
+    ("an optional member more", with_(properties={**PROPERTIES, "t": {}}), True, False),
+    ("a member less", with_(properties={"id": PROPERTIES["id"]}), False, True),
+    ("a required member more", with_(required=["id", "note"]), False, True),
+    ("a required member less", with_(required=[]), True, False),
+    ("a wider type", with_(properties={**PROPERTIES, "id": {"type": "number"}}), True, False),
+    ("another type", with_(properties={**PROPERTIES, "id": {"type": "string"}}), False, False),
+    (
+        "two types",
+        with_(properties={**PROPERTIES, "id": {"type": ["integer", "null"]}}),
+        True,
+        False,
+    ),
+    ("an open object", with_(additionalProperties=True), True, False),
+    (
+        "a choice",
+        with_(properties={**PROPERTIES, "note": {"enum": ["a"], "type": "string"}}),
+        False,
+        True,
+    ),
+    ("what cannot be judged", with_(minProperties=1), False, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("new", "backward", "forward"), [c[1:] for c in CHANGES], ids=[c[0] for c in CHANGES]
+)
+def test_compatibility(new: Any, backward: bool, forward: bool) -> None:
+    rules: dict[Compatibility, bool] = {
+        "backward": backward,
+        "forward": forward,
+        "full": backward and forward,
+        "none": True,
+    }
+    for rule, allowed in rules.items():
+        try:
+            check_compatible(ORDER, new, rule)
+            got = True
+        except Conflict as error:
+            got = False
+            assert error.path.startswith("/")  # noqa: PT017
+        assert got is allowed, rule
+
+
+async def test_an_incompatible_version_is_a_conflict_and_not_kept(bus: Any) -> None:
+    registry = Registry(bus)
+    await registry.add("orders", ORDER)
+    with pytest.raises(Conflict, match="/required/note"):
+        await registry.add("orders", with_(required=["id", "note"]))
+    assert len(registry.versions("orders")) == 1

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import trunkline
+from trunkline.broker.options import BrokerOptions
+from trunkline.broker.server import Broker
+from trunkline.buses.remote import RemoteBus
+from trunkline.system import AUDIT, DEAD, METRICS, Counts, System
+
+
+async def rows(bus: Any, topic: str, count: int) -> list[Any]:
+    async with asyncio.timeout(10):
+        while len(found := await bus.read(topic)) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return [record.event.payload for record in found]
+
+
+async def test_decisions_metrics_and_dead_letters_are_told(tmp_path: Path) -> None:
+    options = BrokerOptions(url=f"file:{tmp_path}", port=0, metrics_s=0.1, audit=1.0)
+    async with Broker(options) as broker, RemoteBus(broker.url) as bus:
+        policy = trunkline.GroupOptions(backoff_base_s=0.0)
+        await bus.publish_many("orders", ["good", "bad"])
+        async with bus.subscribe("orders", group="g", policy=policy) as stream:
+            good, bad = await anext(stream), await anext(stream)
+            await good.ack()
+            await bad.nack(reason="once more")
+            await (await anext(stream)).term("no good")
+            log = broker.hub.bus
+            (dead,) = await rows(log, DEAD, 1)
+            audit = await rows(log, AUDIT, 7)
+        assert (dead["topic"], dead["group"], dead["offset"]) == ("orders", "g", 2)
+        assert (dead["reason"], dead["error"], dead["payload"]) == ("rejected", "no good", "bad")
+        told = sorted(row["what"] for row in audit)
+        assert told == ["ack", "dlq", "nack", "publish", "publish", "redelivery", "term"]
+        async with asyncio.timeout(10):
+            while True:
+                metrics = (await rows(log, METRICS, 1))[-1]
+                if metrics["counters"]["dead"]:
+                    break
+                await asyncio.sleep(0.05)
+    assert metrics["counters"]["publishes"] == 2
+    assert metrics["byTopic"]["orders"] == {"published": 2, "delivered": 3}
+    assert metrics["gauges"]["connections"] == 1
+
+
+async def test_a_share_of_decisions_is_told() -> None:
+    async with trunkline.connect("memory:") as bus:
+        none, all_ = System(bus, Counts(), audit=0.0), System(bus, Counts(), audit=1.0)
+        for system in (none, all_):
+            for n in range(50):
+                system.audit("publish", offset=n)
+            await system.close()
+        assert len(await bus.read(AUDIT)) == 50
+
+
+async def test_what_nobody_writes_away_is_bound_and_counted() -> None:
+    async with trunkline.connect("memory:") as bus:
+        counts = Counts()
+        system = System(bus, counts, audit=1.0)
+        for n in range(10_050):
+            system.audit("publish", offset=n)
+        assert counts.lost == 50
+        await system.close()
+
+
+def test_names_from_outside_do_not_grow_the_counts_for_ever() -> None:
+    counts = Counts()
+    for n in range(1500):
+        counts.published(f"t{n}", 1)
+    assert len(counts.by_topic) <= 1001
+    assert counts.by_topic["other"]["published"] == 500

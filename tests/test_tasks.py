@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import trunkline
+from trunkline import GroupOptions
+from trunkline.errors import Reject
+from trunkline.requests import Refused
+from trunkline.tasks import Task, TaskQueue
+
+QUICK = GroupOptions(backoff_base_s=0.0, max_retries=2)
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Any]:
+    async with trunkline.connect("memory:") as bus:
+        yield bus
+
+
+async def test_a_task_is_done_and_its_result_comes_back(bus: Any) -> None:
+    async with TaskQueue(bus, "resize") as queue:
+
+        async def resize(task: Task[int]) -> int:
+            return task.payload * 2
+
+        await queue.work(resize, workers=3)
+        tickets = [await queue.enqueue(n, result=True) for n in range(6)]
+        assert [await ticket.result(10) for ticket in tickets] == [0, 2, 4, 6, 8, 10]
+
+
+async def test_the_payload_is_wrapped_as_the_older_service_does(bus: Any) -> None:
+    ticket = await TaskQueue(bus, "resize").enqueue({"w": 1}, "k")
+    (record,) = await bus.read("resize")
+    assert (record.event.payload, record.event.key) == ({"payload": {"w": 1}}, "k")
+    assert record.event.id == ticket.id
+    with pytest.raises(RuntimeError):
+        await ticket.result()
+
+
+async def test_a_failure_is_tried_again_and_a_reject_is_not(bus: Any) -> None:
+    tries: list[tuple[str, int]] = []
+    async with TaskQueue(bus, "resize") as queue:
+
+        def work(task: Task[str]) -> str:
+            tries.append((task.payload, task.attempt))
+            if task.payload == "bad":
+                raise Reject("never")
+            if task.attempt < 3:
+                raise ValueError
+            return "done"
+
+        await queue.work(work, policy=QUICK)
+        slow = await queue.enqueue("slow", result=True)
+        bad = await queue.enqueue("bad", result=True)
+        assert await slow.result(10) == "done"
+        with pytest.raises(Refused, match="never"):
+            await bad.result(10)
+        await bus.drain(10)
+    assert sorted(tries) == [("bad", 1), ("slow", 1), ("slow", 2), ("slow", 3)]
+    letters = [letter async for letter in bus.dead_letters("resize").letters()]
+    assert [letter.event.payload for letter in letters] == [{"payload": "bad"}]
+
+
+async def test_what_matters_more_and_what_is_delayed(bus: Any) -> None:
+    order: list[str] = []
+    async with TaskQueue(bus, "resize") as queue:
+        await queue.enqueue("low", priority="low")
+        await queue.enqueue("later", delay_s=0.2)
+        await queue.enqueue("high", priority=0)
+
+        async def work(task: Task[str]) -> None:
+            order.append(task.payload)
+
+        await queue.work(work)
+        await bus.drain(10)
+    assert order == ["high", "low", "later"]
+
+
+async def test_a_task_that_waits_can_be_cancelled(bus: Any) -> None:
+    done: list[int] = []
+    async with TaskQueue(bus, "resize") as queue:
+        tickets = [await queue.enqueue(n, result=True) for n in range(3)]
+        await tickets[1].cancel()
+
+        async def work(task: Task[int]) -> None:
+            done.append(task.payload)
+
+        await queue.work(work)
+        with pytest.raises(Refused, match="cancelled"):
+            await tickets[1].result(10)
+        await bus.drain(10)
+    assert sorted(done) == [0, 2]
+
+
+async def test_a_task_that_runs_can_be_cancelled(bus: Any) -> None:
+    begun = asyncio.Event()
+    async with TaskQueue(bus, "resize") as queue:
+
+        async def work(task: Task[int]) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        await queue.work(work)
+        ticket = await queue.enqueue(1, result=True)
+        await begun.wait()
+        await ticket.cancel()
+        with pytest.raises(Refused, match="cancelled"):
+            await ticket.result(10)
+        assert await bus.drain(10)
+
+
+async def test_workers_share_over_a_broker() -> None:
+    from trunkline.broker.options import BrokerOptions
+    from trunkline.broker.server import Broker
+    from trunkline.buses.remote import RemoteBus
+
+    async with (
+        Broker(BrokerOptions(url="memory:", port=0)) as broker,
+        RemoteBus(broker.url) as here,
+        RemoteBus(broker.url) as there,
+        TaskQueue(here, "resize") as mine,
+        TaskQueue(there, "resize") as theirs,
+    ):
+
+        async def work(task: Task[int]) -> int:
+            return task.payload + 1
+
+        await mine.work(work)
+        await theirs.work(work)
+        tickets = [await mine.enqueue(n, result=True) for n in range(10)]
+        assert [await ticket.result(10) for ticket in tickets] == list(range(1, 11))

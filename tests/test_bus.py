@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from trunkline.bus import Bus, Delivery, Outcome, Subscription
-from trunkline.buses.local import LocalBus, LocalSubscription
+from trunkline.buses.local import LocalBus
+from trunkline.buses.stream import LocalSubscription
 from trunkline.event import Event, Record
 from trunkline.group import Lease
 from trunkline.stores.memory import MemoryStore

@@ -99,7 +99,7 @@ class TestReading:
             frames.Message(topic="t", partition=0, group="g", offset=1, event=Event(topic="t")),
             frames.Pong(),
         ]
-        assert read_told(frames.join([frames.dump(frame) for frame in said])) == said  # type: ignore[comparison-overlap]
+        assert read_told(frames.join([frames.dump(frame) for frame in said])) == said
 
 
 class TestEnvelopes:

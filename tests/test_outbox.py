@@ -63,9 +63,9 @@ async def test_what_is_committed_is_published_once(
 async def test_what_is_rolled_back_is_not_published(
     bus: Any, outbox: SqlOutbox, engine: Any
 ) -> None:
-    with pytest.raises(RuntimeError), engine.begin() as connection:
+    with engine.connect() as connection:
         outbox.add(connection, "orders", 1)
-        raise RuntimeError
+        connection.rollback()
     assert await Drainer(outbox, bus).drain() == 0
 
 

@@ -19,6 +19,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol
@@ -204,9 +205,7 @@ class Claims:
     """Claims of one actor on one carrier. Close it when done."""
 
     def __init__(self, carrier: Carrier, actor: str, clock: Time | None = None) -> None:
-        if not actor or any(ord(char) < 32 for char in actor):
-            raise InvalidName(f"not an actor: {actor!r}", name=actor)
-        self.actor = actor
+        self.actor = check_actor(actor)
         self._carrier = carrier
         self._clock = clock or SystemClock()
         self._ledger = Ledger()
@@ -488,6 +487,12 @@ def open_claims(url: str, actor: str, clock: Time | None = None, *, create: bool
     return Claims(BusCarrier(url, create=create), actor, clock)
 
 
+def check_actor(actor: str) -> str:
+    if not actor or any(ord(char) < 32 for char in actor):
+        raise InvalidName(f"not an actor: {actor!r}", name=actor)
+    return actor
+
+
 def import_table(text: str) -> list[tuple[str, str, datetime]]:
     """(path, actor, time) of every row of a ``coord_claims.md``: ``path | actor | time``, with or
     without bars around it. Headings, rulers and anything else are passed over.
@@ -498,10 +503,8 @@ def import_table(text: str) -> list[tuple[str, str, datetime]]:
         moment = _moment(row.group(3)) if row else None
         if row is None or moment is None:
             continue
-        try:
-            found.append((clean(row.group(1).strip("`")), row.group(2), moment))
-        except InvalidName:
-            continue
+        with suppress(InvalidName):
+            found.append((clean(row.group(1).strip("`")), check_actor(row.group(2)), moment))
     return found
 
 

@@ -14,6 +14,7 @@ it says so.
 from __future__ import annotations
 
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 from trunkline.clock import Clock, SystemClock
@@ -50,6 +51,11 @@ class Inbox:
         """
         name = event if isinstance(event, str) else event.id
         values = {"consumer": check_group(group), "event_id": name, "seen": self._clock.now()}
+        dialect = connection.dialect.name
+        if dialect in ("sqlite", "postgresql"):
+            module = import_module(f"sqlalchemy.dialects.{dialect}")
+            once = module.insert(self.table).values(values).on_conflict_do_nothing()
+            return bool(connection.execute(once).rowcount == 1)
         try:
             with connection.begin_nested():
                 connection.execute(self.table.insert().values(values))

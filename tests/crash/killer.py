@@ -28,11 +28,12 @@ import trunkline.dead
 import trunkline.log.folder
 import trunkline.stores.file
 
+from . import plants
 from .promises import Promises, Say, broken
 from .scenes import SCENES, Scene
 
 _LOG = os.path.dirname(os.path.abspath(trunkline.log.folder.__file__))
-_STORE = os.path.abspath(trunkline.stores.file.__file__)
+_MORE = {os.path.abspath(trunkline.stores.file.__file__), os.path.abspath(plants.__file__)}
 Plant = Callable[[], None]
 
 
@@ -53,7 +54,7 @@ def _trace(at_line: Callable[[int], None]) -> None:
         ours = counted.get(code)
         if ours is None:
             name = code.co_filename
-            ours = counted[code] = name.startswith(_LOG) or name == _STORE
+            ours = counted[code] = name.startswith(_LOG) or name in _MORE
         if not ours:
             return None
         if what == "line":

@@ -6,9 +6,16 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from trunkline.log import atomic, recovery, writer
+from msgspec.structs import replace
+
+from trunkline.group import AnyOp
+from trunkline.log import atomic, recovery, upkeep, writer
 from trunkline.log.head import Head
-from trunkline.log.writer import PartitionWriter
+from trunkline.log.journal import GroupFile
+from trunkline.log.line import frame_batch
+from trunkline.log.segment import Segment
+from trunkline.log.writer import PartitionWriter, Placed
+from trunkline.pump import Pump
 
 
 def no_sync() -> None:
@@ -50,15 +57,93 @@ def torn_tail_kept() -> None:
 
     def careless(*args: Any) -> recovery.Survey:
         found = survey(*args)
-        ends = [segment.size() for segment, _ in found.cuts]
         head = found.head
-        for end in ends:
-            head = Head(**{**{f: getattr(head, f) for f in head.__struct_fields__}, "end": end})
+        for segment, _ in found.cuts:
+            head = replace(head, end=segment.size())
         return found._replace(cuts=[], head=head)
 
     writer.survey = careless
 
 
+def acknowledged_too_early() -> None:
+    """A batch is written when the next one comes."""
+    append = PartitionWriter.append
+    waiting: list[Any] = []
+
+    def early(self: PartitionWriter, bodies: Any, events: Any, *rest: Any) -> Placed:
+        for late in waiting:
+            append(self, *late)
+        waiting[:] = [(bodies, events, *rest)]
+        head = self.begin()
+        self.end()
+        return Placed(head.next, len(events), {})
+
+    PartitionWriter.append = early  # type: ignore[method-assign]
+
+
+def head_before_bytes() -> None:
+    """Readers are told of a batch before it is written."""
+    write = PartitionWriter._write
+
+    def hasty(self: PartitionWriter, head: Head, bodies: list[bytes], *rest: Any) -> Head:
+        data = b"".join(frame_batch(head.next, bodies, head.durable, 0))
+        self._head.store(replace(head, next=head.next + len(bodies), end=head.end + len(data)))
+        return write(self, head, bodies, *rest)
+
+    PartitionWriter._write = hasty  # type: ignore[method-assign]
+
+
+def settled_before_dead_letter() -> None:
+    bury = Pump._bury
+
+    async def hasty(self: Pump) -> None:
+        self._written += [dead.lease.offset for dead in self._buried]
+        await self._store.update(self.key, self._note)
+        await bury(self)
+
+    Pump._bury = hasty  # type: ignore[method-assign]
+
+
+def settled_in_memory() -> None:
+    """A step is over before the journal has it."""
+    append = GroupFile._append
+    waiting: list[Any] = []
+
+    def lazy(self: GroupFile, ops: list[AnyOp], make_room: Any) -> None:
+        for late in waiting:
+            append(self, late, make_room)
+        waiting[:] = [list(ops)]
+
+    GroupFile._append = lazy  # type: ignore[method-assign]
+
+
+def replaced_in_place() -> None:
+    """A file is written over, not replaced."""
+
+    def replace_file(path: str, data: bytes) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.write(fd, data[: len(data) // 2])
+        os.write(fd, data[len(data) // 2 :])
+        os.close(fd)
+
+    atomic.replace_file = replace_file
+
+
+def old_file_removed_first() -> None:
+    """Compression removes the plain segment before the packed one is there."""
+    rewrite = upkeep._rewrite
+
+    def hasty(segment: Segment, *args: Any, packed: bool | None = None) -> None:
+        if packed:
+            lines = list(args[0])
+            atomic.remove_files([segment.path])
+            args = (lines, *args[1:])
+        rewrite(segment, *args, packed=packed)
+
+    upkeep._rewrite = hasty
+
+
+# What a power cut shows, and what kill -9 shows: the scene, and the mistake in it.
 PLANTS: dict[str, Callable[[], None]] = {
     "no sync": no_sync,
     "no folder sync for new files": no_folder_sync_for_new_files,
@@ -66,3 +151,13 @@ PLANTS: dict[str, Callable[[], None]] = {
     "finished segment not synced": finished_segment_not_synced,
     "torn tail kept": torn_tail_kept,
 }
+KILLED: list[tuple[str, Callable[[], None]]] = [
+    ("publish", acknowledged_too_early),
+    ("publish", head_before_bytes),
+    ("rollover", head_before_bytes),
+    ("dead letter", settled_before_dead_letter),
+    ("commit", settled_in_memory),
+    ("compaction", replaced_in_place),
+    ("new journal", replaced_in_place),
+    ("compression", old_file_removed_first),
+]

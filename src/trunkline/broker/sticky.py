@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from trunkline.buses.local import LocalSubscription
+from trunkline.buses.stream import LocalSubscription
 from trunkline.store import GroupKey
 
 

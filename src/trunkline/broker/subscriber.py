@@ -10,7 +10,7 @@ import msgspec
 
 from trunkline.broker.hub import Hub
 from trunkline.bus import Delivery, Outcome, Start
-from trunkline.buses.local import LocalSubscription
+from trunkline.buses.stream import LocalSubscription
 from trunkline.clock import Handle
 from trunkline.errors import InvalidFilter, TrunklineError
 from trunkline.event import Event

@@ -6,24 +6,22 @@ import asyncio
 import contextlib
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from trunkline.bus import Delivery, Outcome, Start
+from trunkline.bus import Start
+from trunkline.buses.stream import LocalSubscription, Pumps
 from trunkline.clock import Clock, SystemClock
 from trunkline.dead import Desk
-from trunkline.errors import Closed, InvalidEvent, InvalidFilter, InvalidOption, TrunklineError
+from trunkline.errors import Closed, InvalidEvent, InvalidOption
 from trunkline.event import PRIORITIES, Event, Receipt, Record, check_event, new_ids
-from trunkline.group import Group, Lease
 from trunkline.middleware import PublishNext, compose
 from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, make
-from trunkline.pump import Hooks, Pump
-from trunkline.store import GroupKey, Store
-from trunkline.topics import check_group, check_pattern, check_topic, is_dead, is_pattern, matches
+from trunkline.pump import Hooks
+from trunkline.store import Store
+from trunkline.topics import check_group, check_pattern, check_topic
 from trunkline.where import compile_where
 from trunkline.worker import Handler, run
 
@@ -54,10 +52,7 @@ class LocalBus:
         self._middleware = list(middleware)
         self._on_publish = on_publish
         self._on_message = on_message
-        self._hooks = hooks
-        self._draw = draw
-        self._pumps: dict[GroupKey, Pump] = {}
-        self._subscriptions: set[LocalSubscription] = set()
+        self._pumps = Pumps(store, self.clock, draw, hooks)
         self._handlers: list[tuple[dict[str, Any], Handler, int]] = []
         self._workers: list[asyncio.Task[None]] = []
         self._starting: set[asyncio.Event] = set()
@@ -209,7 +204,7 @@ class LocalBus:
         flow = Flow() if max_inflight is None else Flow(max_inflight=max_inflight)
         match = compile_where(where) if isinstance(where, str) else where
         _check_start(start)
-        return LocalSubscription(self, topic, group, start, policy, flow, match)
+        return LocalSubscription(self._pumps, topic, group, start, policy, flow, match)
 
     def on(self, topic: str, *, group: str, workers: int = 1, **options: Any) -> Callable[[H], H]:
         """Make a function the handler of a group. It begins with ``start``; a function added later
@@ -261,7 +256,7 @@ class LocalBus:
         """Let handlers finish what they have, for at most ``timeout_s``, and end them."""
         self._started = False
         timeout_s = self.options.drain_timeout_s if timeout_s is None else timeout_s
-        for subscription in list(self._subscriptions):
+        for subscription in list(self._pumps.subscriptions):
             subscription.drain()
         if self._workers:
             _, late = await asyncio.wait(self._workers, timeout=timeout_s)
@@ -283,7 +278,7 @@ class LocalBus:
         for ready in list(self._starting):
             await ready.wait()
         self._raise_failed()
-        while await self._lag():
+        while await self._pumps.lag():
             if deadline is not None and self.clock.monotonic() >= deadline:
                 return False
             await asyncio.sleep(_LOOK_S)  # not the clock's time: handlers work in real time
@@ -302,57 +297,6 @@ class LocalBus:
         for task in self._workers:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 raise _only(task.exception())
-
-    async def _lag(self) -> int:
-        for subscription in list(self._subscriptions):
-            await subscription.find()
-        total = 0
-        for key in list(self._pumps):
-            first, end = await self.store.bounds(key.topic, key.partition)
-            total += await self.store.update(key, partial(_lag_of, first=first, end=end))
-        return total
-
-    async def pump(self, key: GroupKey, start: Start, policy: GroupOptions | None) -> Pump:
-        """The pump of one group and partition, made when it is first asked for."""
-        if key not in self._pumps:
-            await self._define_group(key, start, policy)
-        elif policy is not None:
-            await self.store.update(key, lambda group: group.define(policy, 0))
-        options = (await self.store.topics()).get(key.topic, TopicOptions())
-        found = self._pumps.get(key)  # only now: it may have been closed meanwhile
-        if found is None:
-            found = Pump(self.store, key, options.ttl_policy, self.clock, self._draw, self._hooks)
-            self._pumps[key] = found
-        watch = getattr(self.store, "watch", None)
-        if watch is not None:
-            watch()
-        return found
-
-    async def _define_group(self, key: GroupKey, start: Start, policy: GroupOptions | None) -> None:
-        floor = await self._floor(key, start)
-        _, end = await self.store.bounds(key.topic, key.partition)
-
-        def define(group: Group) -> None:
-            if not group.created:
-                group.define(policy or GroupOptions(), floor)
-            elif policy is not None:
-                group.define(policy, floor)
-            if group.last_settled >= end:
-                raise InvalidOption(
-                    f"group {key.group} has settled offset {group.last_settled} of {key.topic}/"
-                    f"{key.partition}, which ends before {end}",
-                    hint="records were lost or the topic was made anew: 'trunkline group seek'",
-                )
-
-        await self.store.update(key, define)
-
-    async def _floor(self, key: GroupKey, start: Start) -> int:
-        first, end = await self.store.bounds(key.topic, key.partition)
-        if isinstance(start, datetime):
-            return await self.store.seek(key.topic, key.partition, start) - 1
-        if isinstance(start, int):
-            return min(max(start, first), end) - 1
-        return (first if start == "earliest" else end) - 1
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -403,12 +347,7 @@ class LocalBus:
             await self.flush()
         finally:
             self._closed = True
-            for subscription in list(self._subscriptions):
-                await subscription.close()
-            for pump in list(self._pumps.values()):
-                with contextlib.suppress(TrunklineError):
-                    await pump.close()
-            self._pumps.clear()
+            await self._pumps.close()
             await self.store.close()
 
     async def __aenter__(self) -> Self:
@@ -422,205 +361,6 @@ class LocalBus:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-class LocalSubscription:
-    """Deliveries of one group from every partition of the topics that match."""
-
-    def __init__(
-        self,
-        bus: LocalBus,
-        topic: str,
-        group: str,
-        start: Start,
-        policy: GroupOptions | None,
-        flow: Flow,
-        match: Callable[[Event], bool] | None,
-    ) -> None:
-        self._bus = bus
-        self._topic = topic
-        self._group = group
-        self._start = start
-        self._policy = policy
-        self._room = flow.max_inflight
-        self._match = match
-        self._queue: deque[Delivery] = deque()
-        self._open: dict[Delivery, Pump] = {}
-        self._arrived = asyncio.Event()
-        self._pumps: dict[GroupKey, Pump] = {}
-        self._error: BaseException | None = None
-        self._draining = False
-        self._closed = False
-        self._entered = False
-        self._finder: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
-        self._known: set[str] = set()
-
-    async def __aenter__(self) -> Self:
-        if self._entered or self._closed:
-            raise Closed("a subscription is entered once")
-        if self._bus._closed:
-            raise Closed("the bus is closed")
-        self._entered = True
-        self._bus._subscriptions.add(self)
-        try:
-            await self.find()
-        except BaseException:
-            await self.close()  # part of it may have begun
-            raise
-        self._bus.store.bell.listen(self._rung)
-        self._finder = asyncio.get_running_loop().create_task(self._keep_finding())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delivery:
-        while self._draining or not self._queue:
-            if self._error is not None:
-                raise self._error
-            if self._closed or self._draining:
-                raise StopAsyncIteration
-            if not self._entered:
-                raise Closed("enter the subscription first", hint="async with bus.subscribe(...)")
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._queue.popleft()
-
-    def drain(self) -> None:
-        """Hand out nothing more: what is buffered goes back, the iteration ends."""
-        self._draining = True
-        self._arrived.set()
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._arrived.set()
-        bus = self._bus
-        bus.store.bell.ignore(self._rung)
-        if self._finder is not None:
-            self._finder.cancel()
-            await asyncio.gather(self._finder, return_exceptions=True)
-        unread = set(self._queue)
-        self._queue.clear()
-        held, self._open = self._open, {}
-        for delivery in held.keys() - unread:
-            delivery.outcome = Outcome.NACK  # too late for any other verb
-        for key, pump in self._pumps.items():
-            mine = [d for d, owner in held.items() if owner is pump]
-            with contextlib.suppress(TrunklineError):
-                await pump.detach(
-                    self, [d for d in mine if d in unread], [d for d in mine if d not in unread]
-                )
-            if pump.idle() and bus._pumps.get(key) is pump:
-                del bus._pumps[key]  # before any wait: nobody shall join it any more
-                with contextlib.suppress(TrunklineError):
-                    await pump.close()
-        bus._subscriptions.discard(self)
-
-    # -- as a pump sees it ---------------------------------------------------------------------
-
-    def room(self) -> int:
-        return 0 if self._draining else self._room - len(self._open)
-
-    async def aclose(self) -> None:
-        await self.close()
-
-    def accepts(self, event: Event) -> bool:
-        if self._match is None:
-            return True
-        try:
-            return bool(self._match(event))
-        except Exception as error:
-            raise InvalidFilter(f"the filter failed on event {event.id}: {error!r}") from error
-
-    def put(self, delivery: Delivery) -> None:
-        pump = self._pumps[GroupKey(delivery.topic, delivery.partition, self._group)]
-        settle = delivery._settle
-
-        def finish(d: Delivery, *rest: Any) -> None:
-            self._open.pop(d, None)
-            settle(d, *rest)
-
-        delivery._settle = finish
-        self._open[delivery] = pump
-        self._queue.append(delivery)
-        self._arrived.set()
-
-    def keep(self, pump: Pump, leases: dict[int, Lease]) -> float:
-        """Let go of deliveries of ``pump`` that are leased no longer; when to look again."""
-        until = float("inf")
-        for delivery, owner in list(self._open.items()):
-            if owner is not pump:
-                continue
-            lease = leases.get(delivery.offset)
-            if lease is not None and lease.attempt == delivery.attempt:
-                until = min(until, lease.until)
-                continue
-            del self._open[delivery]
-            with contextlib.suppress(ValueError):
-                self._queue.remove(delivery)
-        return until
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._arrived.set()
-
-    # -- finding topics ------------------------------------------------------------------------
-
-    def _rung(self, topic: str | None) -> None:
-        if topic is None or (topic not in self._known and matches(self._topic, topic)):
-            self._changed.set()
-
-    async def _keep_finding(self) -> None:
-        """Notice topics that match and partitions that are new."""
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            try:
-                await self.find()
-            except TrunklineError as error:
-                self.fail(error)
-                return
-            await asyncio.sleep(_FIND_S)
-
-    async def find(self) -> None:
-        """Begin with the topics and partitions that are there and were not before."""
-        topics = await self._bus.store.topics()
-        # What came into being since we began is new from its first record on.
-        since = self._finder is not None and self._start == "latest"
-        start: Start = "earliest" if since else self._start
-        if is_pattern(self._topic):
-            # Dead letters are asked for by name: a pattern would deliver a failure as an event.
-            wanted = {
-                name: options
-                for name, options in topics.items()
-                if matches(self._topic, name) and (not is_dead(name) or is_dead(self._topic))
-            }
-        else:
-            wanted = {self._topic: topics.get(self._topic, TopicOptions())}
-        self._known |= wanted.keys()
-        for name, options in wanted.items():
-            for partition in range(options.partitions):
-                key = GroupKey(name, partition, self._group)
-                if key not in self._pumps:
-                    pump = await self._bus.pump(key, start, self._policy)
-                    if key not in self._pumps and not self._closed:
-                        self._pumps[key] = pump
-                        pump.attach(self)
-
-
-def _lag_of(group: Group, first: int, end: int) -> int:
-    return group.lag(end, first)
 
 
 def _check_start(start: Start) -> None:

@@ -14,6 +14,7 @@ import os
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -109,7 +110,8 @@ def run_list(args: argparse.Namespace) -> int:
 
 def run_check(args: argparse.Namespace) -> int:
     with _open(args, create=False) as claims:
-        _show(args, claims.verify(args.token, args.path).to_json("held"), "held")
+        path = None if args.path is None else _path(args.path)
+        _show(args, claims.verify(args.token, path).to_json("held"), "held")
     return OK
 
 
@@ -139,6 +141,8 @@ def run_hook(args: argparse.Namespace) -> int:
     for flag in ("url", "actor"):
         if hasattr(args, flag):
             words += [f"--{flag}", getattr(args, flag)]
+    if hasattr(args, "url"):
+        words[words.index("--url") + 1] = _anchored(args.url)
     here = f"exec {shlex.quote(sys.executable)} -m trunkline.cli {shlex.join(words)}"
     text = f"#!/bin/sh\n{_HOOK_MARK}\n{here}\n"
     if os.path.exists(path):
@@ -172,7 +176,8 @@ def run_import(args: argparse.Namespace) -> int:
     now = datetime.now(UTC)
     code = OK
     for path, actor, moment in rows:
-        left_s = args.ttl - int((now - moment).total_seconds())
+        # A time to come is a clock that is fast, or a slip of the pen: no reason for a longer lease.
+        left_s = args.ttl - max(0, int((now - moment).total_seconds()))
         if left_s <= 0:
             continue
         with open_claims(_url(args), actor) as claims:
@@ -189,7 +194,19 @@ def run_import(args: argparse.Namespace) -> int:
 def _open(args: argparse.Namespace, *, create: bool = True) -> Claims:
     actor = getattr(args, "actor", "") or os.environ.get("TRUNKLINE_ACTOR", "")
     actor = actor or os.environ.get("NBS_HANDLE", "") or getpass.getuser()
-    return open_claims(_url(args), actor, create=create)
+    url = _url(args)
+    claims = open_claims(url, actor, create=create)
+    if url == f"file:{os.path.join(_top(), '.bus')}":
+        _hide(os.path.join(_top(), ".bus"))
+    return claims
+
+
+def _hide(folder: str) -> None:
+    """Keep our folder out of the commits of the tree it guards: were it committed, every reset or
+    change of branch would bring back claims that are over and drop those that are not.
+    """
+    with suppress(OSError), open(os.path.join(folder, ".gitignore"), "x", encoding="ascii") as file:
+        file.write("*\n")
 
 
 def _url(args: argparse.Namespace) -> str:
@@ -217,6 +234,13 @@ def _path(path: str) -> str:
         return os.path.relpath(path, _top())
     prefix = os.path.relpath(os.getcwd(), _top())
     return path if prefix == "." else os.path.normpath(os.path.join(prefix, path))
+
+
+def _anchored(url: str) -> str:
+    """The URL as it reads from any folder: a hook runs at the top of the tree."""
+    scheme, found, place = url.partition(":")
+    local = found and scheme in ("file", "ndjson") and place and not place.startswith("/")
+    return f"{scheme}:{os.path.abspath(place)}" if local else url
 
 
 def _git(*words: str, cwd: str | None = None) -> str:

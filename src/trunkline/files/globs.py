@@ -46,7 +46,9 @@ def overlap(one: str, other: str) -> bool:
 def covers(pattern: str, path: str) -> bool:
     """Whether ``path``, in which no character is special, is covered by ``pattern``."""
     literal = tuple(
-        tuple(((ord(char), ord(char)),) for char in part) for part in path.split("/") if part
+        tuple(((ord(char), ord(char)),) for char in part)
+        for part in path.split("/")
+        if part not in ("", ".")
     )
     return _meet(_compile(pattern), literal)
 

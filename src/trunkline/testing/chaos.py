@@ -14,7 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from trunkline.bus import Delivery
-from trunkline.buses.local import LocalBus, LocalSubscription
+from trunkline.buses.local import LocalBus
+from trunkline.buses.stream import LocalSubscription
 from trunkline.errors import Retry
 from trunkline.event import Event
 from trunkline.group import Group

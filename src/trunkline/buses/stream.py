@@ -1,0 +1,309 @@
+"""A subscription of the local bus, and the pumps it draws from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from trunkline.bus import Delivery, Outcome, Start
+from trunkline.clock import Clock
+from trunkline.errors import Closed, Conflict, InvalidFilter, TrunklineError
+from trunkline.event import Event
+from trunkline.group import Group, Lease
+from trunkline.options import Flow, GroupOptions, TopicOptions
+from trunkline.pump import Hooks, Pump
+from trunkline.store import GroupKey, Store
+from trunkline.topics import is_dead, is_pattern, matches
+
+_FIND_S = 0.25  # new topics are rare, rings are not
+
+
+class Pumps:
+    """The pumps of this process, one for each group and partition that somebody listens to."""
+
+    def __init__(self, store: Store, clock: Clock, draw: Callable[[], float], hooks: Hooks) -> None:
+        self.store = store
+        self.subscriptions: set[LocalSubscription] = set()
+        self.closed = False
+        self._clock = clock
+        self._draw = draw
+        self._hooks = hooks
+        self._pumps: dict[GroupKey, Pump] = {}
+
+    def __iter__(self) -> Iterator[GroupKey]:
+        return iter(list(self._pumps))
+
+    def __len__(self) -> int:
+        return len(self._pumps)
+
+    async def get(self, key: GroupKey, start: Start, policy: GroupOptions | None) -> Pump:
+        """The pump of one group and partition, made when it is first asked for."""
+        if key not in self._pumps:
+            await self._define_group(key, start, policy)
+        elif policy is not None:
+            await self.store.update(key, lambda group: group.define(policy, 0))
+        options = (await self.store.topics()).get(key.topic, TopicOptions())
+        found = self._pumps.get(key)  # only now: it may have been closed meanwhile
+        if found is None:
+            found = Pump(self.store, key, options.ttl_policy, self._clock, self._draw, self._hooks)
+            self._pumps[key] = found
+        watch = getattr(self.store, "watch", None)
+        if watch is not None:
+            watch()
+        return found
+
+    def drop(self, key: GroupKey, pump: Pump) -> bool:
+        """Let go of a pump that nobody listens to, before any wait: nobody shall join it then."""
+        if not pump.idle() or self._pumps.get(key) is not pump:
+            return False
+        del self._pumps[key]
+        return True
+
+    async def lag(self) -> int:
+        """How many records the groups here have not settled."""
+        for subscription in list(self.subscriptions):
+            await subscription.find()
+        total = 0
+        for key in self:
+            first, end = await self.store.bounds(key.topic, key.partition)
+            total += await self.store.update(key, partial(_lag_of, first=first, end=end))
+        return total
+
+    async def close(self) -> None:
+        self.closed = True
+        for subscription in list(self.subscriptions):
+            await subscription.close()
+        for pump in list(self._pumps.values()):
+            with contextlib.suppress(TrunklineError):
+                await pump.close()
+        self._pumps.clear()
+
+    async def _define_group(self, key: GroupKey, start: Start, policy: GroupOptions | None) -> None:
+        floor = await self._floor(key, start)
+        _, end = await self.store.bounds(key.topic, key.partition)
+
+        def define(group: Group) -> None:
+            if not group.created:
+                group.define(policy or GroupOptions(), floor)
+            elif policy is not None:
+                group.define(policy, floor)
+            if group.last_settled >= end:
+                raise Conflict(
+                    f"group {key.group} has settled offset {group.last_settled} of {key.topic}/"
+                    f"{key.partition}, which ends before {end}",
+                    hint="records were lost or the topic was made anew: 'trunkline group seek'",
+                )
+
+        await self.store.update(key, define)
+
+    async def _floor(self, key: GroupKey, start: Start) -> int:
+        first, end = await self.store.bounds(key.topic, key.partition)
+        if isinstance(start, datetime):
+            return await self.store.seek(key.topic, key.partition, start) - 1
+        if isinstance(start, int):
+            return min(max(start, first), end) - 1
+        return (first if start == "earliest" else end) - 1
+
+
+class LocalSubscription:
+    """Deliveries of one group from every partition of the topics that match."""
+
+    def __init__(
+        self,
+        pumps: Pumps,
+        topic: str,
+        group: str,
+        start: Start,
+        policy: GroupOptions | None,
+        flow: Flow,
+        match: Callable[[Event], bool] | None,
+    ) -> None:
+        self._home = pumps
+        self._topic = topic
+        self._group = group
+        self._start = start
+        self._policy = policy
+        self._room = flow.max_inflight
+        self._match = match
+        self._queue: deque[Delivery] = deque()
+        self._open: dict[Delivery, Pump] = {}
+        self._arrived = asyncio.Event()
+        self._pumps: dict[GroupKey, Pump] = {}
+        self._error: BaseException | None = None
+        self._draining = False
+        self._closed = False
+        self._entered = False
+        self._finder: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._known: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        if self._entered or self._closed:
+            raise Closed("a subscription is entered once")
+        if self._home.closed:
+            raise Closed("the bus is closed")
+        self._entered = True
+        self._home.subscriptions.add(self)
+        try:
+            await self.find()
+        except BaseException:
+            await self.close()  # part of it may have begun
+            raise
+        self._home.store.bell.listen(self._rung)
+        self._finder = asyncio.get_running_loop().create_task(self._keep_finding())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        while self._draining or not self._queue:
+            if self._error is not None:
+                raise self._error
+            if self._closed or self._draining:
+                raise StopAsyncIteration
+            if not self._entered:
+                raise Closed("enter the subscription first", hint="async with bus.subscribe(...)")
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._queue.popleft()
+
+    def drain(self) -> None:
+        """Hand out nothing more: what is buffered goes back, the iteration ends."""
+        self._draining = True
+        self._arrived.set()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._arrived.set()
+        home = self._home
+        home.store.bell.ignore(self._rung)
+        if self._finder is not None:
+            self._finder.cancel()
+            await asyncio.gather(self._finder, return_exceptions=True)
+        unread = set(self._queue)
+        self._queue.clear()
+        held, self._open = self._open, {}
+        for delivery in held.keys() - unread:
+            delivery.outcome = Outcome.NACK  # too late for any other verb
+        for key, pump in self._pumps.items():
+            mine = [d for d, owner in held.items() if owner is pump]
+            with contextlib.suppress(TrunklineError):
+                await pump.detach(
+                    self, [d for d in mine if d in unread], [d for d in mine if d not in unread]
+                )
+            if home.drop(key, pump):
+                with contextlib.suppress(TrunklineError):
+                    await pump.close()
+        home.subscriptions.discard(self)
+
+    # -- as a pump sees it ---------------------------------------------------------------------
+
+    def room(self) -> int:
+        return 0 if self._draining else self._room - len(self._open)
+
+    async def aclose(self) -> None:
+        await self.close()
+
+    def accepts(self, event: Event) -> bool:
+        if self._match is None:
+            return True
+        try:
+            return bool(self._match(event))
+        except Exception as error:
+            raise InvalidFilter(f"the filter failed on event {event.id}: {error!r}") from error
+
+    def put(self, delivery: Delivery) -> None:
+        pump = self._pumps[GroupKey(delivery.topic, delivery.partition, self._group)]
+        settle = delivery._settle
+
+        def finish(d: Delivery, *rest: Any) -> None:
+            self._open.pop(d, None)
+            settle(d, *rest)
+
+        delivery._settle = finish
+        self._open[delivery] = pump
+        self._queue.append(delivery)
+        self._arrived.set()
+
+    def keep(self, pump: Pump, leases: dict[int, Lease]) -> float:
+        """Let go of deliveries of ``pump`` that are leased no longer; when to look again."""
+        until = float("inf")
+        for delivery, owner in list(self._open.items()):
+            if owner is not pump:
+                continue
+            lease = leases.get(delivery.offset)
+            if lease is not None and lease.attempt == delivery.attempt:
+                until = min(until, lease.until)
+                continue
+            del self._open[delivery]
+            with contextlib.suppress(ValueError):
+                self._queue.remove(delivery)
+        return until
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._arrived.set()
+
+    # -- finding topics ------------------------------------------------------------------------
+
+    def _rung(self, topic: str | None) -> None:
+        if topic is None or (topic not in self._known and matches(self._topic, topic)):
+            self._changed.set()
+
+    async def _keep_finding(self) -> None:
+        """Notice topics that match and partitions that are new."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.find()
+            except TrunklineError as error:
+                self.fail(error)
+                return
+            await asyncio.sleep(_FIND_S)
+
+    async def find(self) -> None:
+        """Begin with the topics and partitions that are there and were not before."""
+        topics = await self._home.store.topics()
+        # What came into being since we began is new from its first record on.
+        since = self._finder is not None and self._start == "latest"
+        start: Start = "earliest" if since else self._start
+        if is_pattern(self._topic):
+            # Dead letters are asked for by name: a pattern would deliver a failure as an event.
+            wanted = {
+                name: options
+                for name, options in topics.items()
+                if matches(self._topic, name) and (not is_dead(name) or is_dead(self._topic))
+            }
+        else:
+            wanted = {self._topic: topics.get(self._topic, TopicOptions())}
+        self._known |= wanted.keys()
+        for name, options in wanted.items():
+            for partition in range(options.partitions):
+                key = GroupKey(name, partition, self._group)
+                if key not in self._pumps:
+                    pump = await self._home.get(key, start, self._policy)
+                    if key not in self._pumps and not self._closed:
+                        self._pumps[key] = pump
+                        pump.attach(self)
+
+
+def _lag_of(group: Group, first: int, end: int) -> int:
+    return group.lag(end, first)

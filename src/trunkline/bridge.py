@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import secrets
 import time
 import zlib
@@ -39,6 +38,7 @@ from trunkline.errors import (
 from trunkline.event import Event, Record, check_event, encode_event, new_id
 from trunkline.files import ndjson
 from trunkline.files import spool as spools
+from trunkline.files.event_file import leading_us
 from trunkline.files.forms import (
     ORIGIN,
     Parcel,
@@ -471,10 +471,13 @@ def _short(text: str) -> str:
 
 
 def _event_names(folder: str) -> Iterator[str]:
-    with suppress(FileNotFoundError):
-        for name in os.listdir(folder):
-            if name.endswith(".event") and re.match(r"[0-9]{1,18}-", name):
-                yield name
+    """What a spool takes for events; a device or a pipe of such a name is none."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".event") and leading_us(os.fsencode(entry.name)) is not None:
+                with suppress(OSError):
+                    if entry.is_file():
+                        yield entry.name
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -1,5 +1,5 @@
-"""A client that says exactly what a test wants, by the ``websockets`` library, which the broker does
-not use. And a broker in a process of its own.
+"""A client that says exactly what a test wants, by the ``websockets`` library, which is
+not the broker's. And a broker in a process of its own.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -50,7 +51,7 @@ async def test_the_recipe_publish_consume_kill_restart_resume(tmp_path: Path) ->
         publishing = asyncio.ensure_future(publish(one))
         consuming = asyncio.ensure_future(consume(two))
         for enough in (60, 160):
-            await until(lambda enough=enough: len(seen) >= enough)
+            await until(partial(_reached, seen, enough))
             broker.kill()
             await broker.process.wait()
             floor = await _floor(tmp_path)
@@ -64,6 +65,10 @@ async def test_the_recipe_publish_consume_kill_restart_resume(tmp_path: Path) ->
     assert {n for _, _, n in seen} == set(range(300))
     assert len(seen) <= 300 + 2 * 10 * 3, "no more comes again than was in flight"
     assert await broker.end() == 0
+
+
+def _reached(seen: list[Any], enough: int) -> bool:
+    return len(seen) >= enough
 
 
 async def _floor(folder: Path) -> int:

@@ -35,12 +35,15 @@ class Step(NamedTuple):
     target: str = ""
 
 
-def record(command: list[str], root: str, told: str, trace: str) -> list[Step]:
+def record(
+    command: list[str], root: str, told: str, trace: str, cwd: str | None = None
+) -> list[Step]:
     """Run a program that works below ``root`` and writes its promises to the file ``told``."""
     subprocess.run(
         ["strace", "-f", "-qq", "-y", "-xx", "-s", "1000000", "-e", f"trace={CALLS}"]
         + ["-e", "signal=none", "-o", trace, *command],
         check=True,
+        cwd=cwd,
     )
     steps = []
     with open(trace, "rb") as file:

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m crash.powered FOLDER PROMISES [planted bug]
+    python -m crash.powered FOLDER PROMISES ROUNDS [planted bug]
 """
 
 from __future__ import annotations
@@ -93,7 +93,17 @@ def tidy(folder: Folder, say: Say) -> None:
     publish(folder, say, TOPIC, 11, key="k4")
 
 
-def main(root: str, told: str, plant: str = "") -> None:
+def another_round(folder: Folder, say: Say, base: int) -> None:
+    """More of the same on a log that has a history."""
+    for number in range(base, base + 6):
+        publish(folder, say, TOPIC, number, number + 10, key=f"k{number % 3}")
+        write_lazily(folder, say, number + 20)
+    grow_journal(folder, say)
+    upkeep.compact(folder, TOPIC, 0)
+    upkeep.pack_segments(folder, TOPIC, 0)
+
+
+def main(root: str, told: str, rounds: str = "0", plant: str = "") -> None:
     fd = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def say(*what: Any) -> None:
@@ -108,6 +118,8 @@ def main(root: str, told: str, plant: str = "") -> None:
     folder.close()
     folder = open_folder(root)
     publish(folder, say, TOPIC, 12, key="k4")
+    for number in range(int(rounds)):
+        another_round(folder, say, 1000 + 100 * number)
     folder.close()
 
 

@@ -15,7 +15,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"store", "stores", "files"}),
     frozenset(
         {"bus", "pump", "worker", "dead", "middleware", "buses", "tasks", "outbox"}
-        | {"sync", "claims", "bridge", "metrics"}
+        | {"sync", "claims", "bridge", "metrics", "declare", "heartbeat", "inbox", "requests"}
+        | {"schemas", "system"}
     ),
     frozenset({"broker", "dashboard", "cli", "testing"}),
 )
@@ -37,6 +38,9 @@ LEAVES = {
     "cli.render": frozenset({"rich"}),
     "middleware.tracing": frozenset({"opentelemetry"}),
     "middleware.metrics": frozenset({"prometheus_client"}),
+    "buses.link": frozenset({"picows"}),
+    "broker": frozenset({"picows", "starlette", "uvicorn", "prometheus_client"}),
+    "spark": frozenset({"pyspark", "pyarrow", "pandas", "duckdb", "deltalake", "numpy"}),
 }
 
 

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 5
 _BACKLOG = 2048
 _TICK_S = 1.0
+_SEND_BYTES = 256 * 1024
 
 
 class Broker:
@@ -207,6 +208,8 @@ def _bound(options: BrokerOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit it. What the kernel holds for a consumer that does not read is bound too.
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
     try:
         made.bind((options.host, options.port))
     except OSError:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from trunkline.buses.local import LocalBus
+from trunkline.errors import InvalidOption
 from trunkline.options import BusOptions
 from trunkline.store import open_store
 
@@ -16,10 +17,21 @@ _LOCAL = frozenset({"on_publish", "on_message", "hooks", "draw"})
 def connect(
     url: str, *, middleware: Sequence[object] = (), clock: Any = None, **options: Any
 ) -> LocalBus:
-    """Open the bus at ``url``: ``file:<folder>`` or ``memory:``. Enter it, or ``close`` it.
+    """Open the bus at ``url``: ``file:<folder>``, ``memory:`` or, behind a broker, ``ws://…``.
+    Enter it, or ``close`` it.
 
-    ``options`` are those of ``StoreOptions`` and ``BusOptions``.
+    ``options`` are those of ``StoreOptions`` and ``BusOptions``; for a broker ``token``, ``tls``
+    and those of ``ClientOptions``.
     """
+    if url.startswith(("ws://", "wss://")):
+        try:
+            from trunkline.buses.remote import RemoteBus
+        except ImportError as error:
+            raise InvalidOption(
+                f"a bus behind a broker needs {error.name}", hint="pip install 'trunkline[client]'"
+            ) from None
+        remote = RemoteBus(url, clock=clock, middleware=middleware, **options)
+        return cast(LocalBus, remote)  # it has the same calls, and no store
     mine = {name: options.pop(name) for name in list(options) if name in _BUS | _LOCAL}
     store = open_store(url, clock=clock, **options)
     bus = LocalBus(store, clock=clock, **mine)

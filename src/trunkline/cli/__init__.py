@@ -50,6 +50,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "release": ("claims", "give a claim back"),
     "claims": ("claims", "list who holds what"),
     "bridge": ("bridge", "move events between two places"),
+    "serve": ("serve", "run the broker: WebSocket and HTTP on one port"),
+    "token": ("token", "make, list and revoke the broker's tokens"),
+    "spark": ("spark", "a Spark shell, submit, or a small cluster"),
+    "pipeline": ("pipeline", "turn events into tables, reports and events"),
 }
 
 _COMMON: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (

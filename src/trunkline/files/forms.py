@@ -84,7 +84,7 @@ def from_line(line: Json) -> Event:
     payload, wrapped = line.get("payload"), headers.pop(WRAPPED, "")
     if wrapped and isinstance(payload, dict):
         payload = payload.get(wrapped)
-    name = str(line.get("topic") or "event")
+    name = _clean(str(line.get("topic") or "event"))
     scope, ttl_s = _text(line.get("scope")), line.get("ttl_s")
     fields: Json = {
         "ts": _moment(line.get("ts")),
@@ -130,9 +130,7 @@ def to_spool(item: Parcel) -> bytes:
 def from_spool(name: str, body: bytes) -> Event:
     content = event_file.parse(body)
     fields = {key: _clean(value) for key, value in content.fields.items()}
-    headers: dict[str, str] = {}
-    with suppress(ValueError):
-        headers = _text_map(json.loads(fields.get("headers", "{}")))
+    headers = _text_map(_json(fields.get("headers", "{}")))
     headers |= {header: fields[key] for key, header in _OWN_LINES if key in fields}
     payload = _spool_payload(content.payload, headers.pop(WRAPPED, ""))
     if isinstance(payload, bytes):
@@ -171,9 +169,7 @@ def _spool_payload(raw: bytes, wrapped: str) -> Any:
 def _event(name: str, topic: str, plain: Json, headers: dict[str, str], payload: Any) -> Event:
     """An event from what a file says of it, corrected by what a bridge noted in the headers."""
     values: Json = {"event_id": name, "topic": topic, **plain}
-    noted: Any = None
-    with suppress(ValueError):
-        noted = json.loads(headers.pop(FIELDS, "null"))
+    noted = _json(headers.pop(FIELDS, "null"))
     if isinstance(noted, dict):
         keep = {"event_id", "topic", "actor", "idem_key", "priority"}
         with suppress(InvalidEvent):
@@ -224,6 +220,13 @@ def _absent(event: Event) -> Json:
 
 def _text(value: Any) -> str | None:
     return _clean(value) if isinstance(value, str) and value else None
+
+
+def _json(text: str) -> Any:
+    """The value of a JSON text that anyone may have written; None when it is none."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return None
 
 
 def _text_map(value: Any) -> dict[str, str]:

@@ -1,0 +1,275 @@
+"""What hostile, idle and slow clients cannot do to a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+
+from trunkline.broker.server import Broker
+from trunkline.buses.remote import RemoteBus
+
+from .client import Process, peer, resident_mb, running, until
+
+SEEDS = [
+    {"type": "PUBLISH", "topic": "t", "key": "k", "headers": {"ct": "json"}, "payload": {"a": [1]}},
+    {"type": "PUBLISH", "topic": "t", "events": [{"topic": "t", "payload": 1}]},
+    {"type": "PUBLISH", "event": {"topic": "t", "ts": "2026-01-01T00:00:00Z", "payload": 1}},
+    {"type": "SUBSCRIBE", "topic": "t", "group": "g", "from": {"kind": "offset", "value": 0}},
+    {
+        "type": "SUBSCRIBE",
+        "topic": "t.*",
+        "group": "h",
+        "max_inflight": 5,
+        "where": "payload.n > 1",
+    },
+    {"type": "UNSUBSCRIBE", "topic": "t", "group": "g", "unread": [["t", 0, 1]]},
+    {"type": "ACK", "topic": "t", "partition": 0, "group": "g", "offset": 1, "offsets": [2]},
+    {"type": "NACK", "topic": "t", "partition": 0, "group": "g", "offset": 1, "delay_s": 0.1},
+    {"type": "EXTEND", "topic": "t", "partition": 0, "group": "g", "offset": 1},
+    {"type": "FLOW", "credits": 5, "sub": "s"},
+    {"type": "CALL", "op": "read", "args": {"topic": "t", "start": 1, "limit": 5}},
+    {"type": "CALL", "op": "letters", "args": {"topic": "t"}},
+    {"type": "PING", "corr": "x"},
+]
+ODD: list[Any] = [
+    *(None, True, -1, 0, 2**63, 10**30, 1.5, 1e308, "", "x" * 300, "a/b", "\ud800", "\x00"),
+    *([], {}, [[[[]]]], {"": ""}, ">", "*", "system.access", "_g", "é", "..", "t.DLQ"),
+]
+
+
+def mutants(rng: random.Random, count: int) -> list[bytes]:
+    """Frames with a value, a name, a byte or their end changed."""
+    found = []
+    for _ in range(count):
+        frame: Any = json.loads(json.dumps(rng.choice(SEEDS)))
+        for _ in range(rng.randrange(1, 4)):
+            name = rng.choice([*frame, "corr", "extra"])
+            if rng.random() < 0.2 and name in frame:
+                del frame[name]
+            else:
+                frame[name] = rng.choice(ODD)
+            if not frame:
+                break
+        text = bytearray(json.dumps([frame] * 2 if rng.random() < 0.1 else frame), "utf-8")
+        for _ in range(rng.randrange(3) if rng.random() < 0.5 else 0):
+            text[rng.randrange(len(text))] = rng.randrange(256)
+        if rng.random() < 0.1:
+            del text[rng.randrange(len(text)) :]
+        found.append(bytes(text))
+    return found
+
+
+async def fuzz(url: str, count: int) -> None:
+    """Say all of it, and be answered at the end of each connection."""
+    rng = random.Random(7)
+    frames = mutants(rng, count)
+    slowest = 0.0
+    for start in range(0, count, 500):
+        async with peer(url) as one:
+            for data in frames[start : start + 500]:
+                binary = rng.random() < 0.3
+                with contextlib.suppress(UnicodeDecodeError):
+                    await one.socket.send(data if binary else data.decode())
+            started = monotonic()
+            await one.say("PING", corr="the end")
+            while (await one.hear("PONG", 20)).get("corr") != "the end":
+                pass
+            one.kept.clear()
+            slowest = max(slowest, monotonic() - started)
+    async with peer(url) as one:
+        said = await one.ask("PUBLISH", topic="after", payload=1)
+        assert said["type"] == "PUBLISHED"
+    assert slowest < 15
+
+
+async def test_mutated_frames_do_no_harm(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    await fuzz(broker.url, 1500)
+    assert "could not be handled" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_ten_thousand_mutated_frames_do_no_harm(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        before = resident_mb(broker.pid)
+        await fuzz(broker.url, 10_000)
+        assert broker.process.returncode is None
+        assert resident_mb(broker.pid) - before < 60
+
+
+async def test_bytes_that_are_no_websocket_do_no_harm(tmp_path: Path) -> None:
+    rng = random.Random(11)
+    async with running(tmp_path) as broker:
+        for _ in range(60):
+            reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+            upgrade = (
+                b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+                b"Connection: Upgrade\r\n"
+                b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+            )
+            junk = rng.randbytes(rng.randrange(1, 400))
+            writer.write(upgrade + junk if rng.random() < 0.7 else junk)
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await reader.read(10_000)
+            writer.close()
+        async with peer(broker.url) as one:
+            assert (await one.ask("PING"))["type"] == "PONG"
+
+
+def _schemathesis(broker: Process, examples: int) -> subprocess.CompletedProcess[str]:
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance"
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{broker.http}/openapi.json"),
+            *("--checks", f"{checks},response_schema_conformance", "--max-examples", str(examples)),
+            *("--exclude-path-regex", "/tail$", "--generation-database", "none", "--seed", "7"),
+            *("--request-timeout", "10", "--suppress-health-check", "all", "--phases", "fuzzing"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=broker_folder(),
+    )
+
+
+def broker_folder() -> str:
+    import tempfile
+
+    return tempfile.mkdtemp()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        done = await asyncio.to_thread(_schemathesis, broker, 60)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        async with httpx.AsyncClient(base_url=broker.http, trust_env=False) as http:
+            assert (await http.get("/readyz")).status_code == 200
+
+
+async def test_slow_and_half_open_handshakes_are_let_go(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        sockets = []
+        for _ in range(100):
+            made = socket.create_connection(("127.0.0.1", broker.port))
+            made.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+            sockets.append(made)
+        async with peer(broker.url) as one:
+            started = perf_counter()
+            assert (await one.ask("PUBLISH", topic="t", payload=1))["type"] == "PUBLISHED"
+            assert perf_counter() - started < 5
+        for made in sockets:
+            made.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_a_thousand_idle_connections_are_cheap(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        async with peer(broker.url) as one:
+            await one.ask("PUBLISH", topic="t", payload=1)
+            await one.subscribe("t", "g")
+        await asyncio.sleep(0.5)
+        before = resident_mb(broker.pid)
+        async with contextlib.AsyncExitStack() as stack:
+            for start in range(0, 1000, 50):
+                await asyncio.gather(
+                    *(stack.enter_async_context(peer(broker.url)) for _ in range(start, start + 50))
+                )
+            await asyncio.sleep(0.5)
+            grown = resident_mb(broker.pid) - before
+            async with peer(broker.url) as one:
+                assert (await one.ask("PUBLISH", topic="t", payload=1))["type"] == "PUBLISHED"
+    assert grown <= 60, f"{grown:.1f} MB for 1,000 connections"
+
+
+async def stalled(url: str, group: str, stack: contextlib.AsyncExitStack) -> Any:
+    """A consumer that subscribes and then never reads again."""
+    small = socket.socket()
+    small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    small.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+    small.setblocking(False)
+    made = await websockets.connect(
+        url, sock=small, compression=None, proxy=None, max_queue=1, ping_interval=None
+    )
+    stack.callback(made.transport.abort)
+    text = {"type": "SUBSCRIBE", "topic": "t", "group": group, "max_inflight": 1000}
+    await made.send(json.dumps({**text, "from": {"kind": "offset", "value": 0}}))
+    made.transport.pause_reading()
+    return made
+
+
+async def _stall(tmp_path: Path, consumers: int, *flags: str) -> dict[str, float]:
+    async with running(tmp_path, *flags) as broker, contextlib.AsyncExitStack() as stack:
+        sender = await stack.enter_async_context(RemoteBus(broker.url))
+        healthy = await stack.enter_async_context(RemoteBus(broker.url))
+        took: list[float] = []
+
+        @healthy.on("t", group="healthy")
+        async def handle(event: Any) -> None:
+            took.append(perf_counter() - event.payload["at"])
+
+        async def traffic(count: int) -> float:
+            took.clear()
+            for _ in range(count):
+                await sender.publish("t", {"at": perf_counter(), "fill": "x" * 5000})
+                await asyncio.sleep(0.002)
+            await until(lambda: len(took) == count)
+            return sorted(took)[int(count * 0.99) - 1]
+
+        await traffic(50)
+        baseline = await traffic(400)
+        before = resident_mb(broker.pid)
+        for number in range(consumers):
+            await stalled(broker.url, f"stalled-{number}", stack)
+        peak = before
+        during = 0.0
+        async with httpx.AsyncClient(base_url=broker.http, trust_env=False) as http:
+            for _ in range(20):
+                during = max(during, await traffic(100))
+                peak = max(peak, resident_mb(broker.pid))
+                evicted = (await http.get("/stats")).json()["counters"]["evicted"]
+                if evicted == consumers:
+                    break
+        return {
+            "evicted": evicted,
+            "grown_mb": peak - before,
+            "baseline_ms": baseline * 1000,
+            "during_ms": during * 1000,
+        }
+
+
+@pytest.mark.parametrize("settings", [{"stall_s": 0.3}])
+async def test_a_consumer_that_does_not_read_is_let_go(broker: Broker) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(RemoteBus(broker.url))
+        await bus.publish_many("t", ["x" * 20_000] * 400)
+        for number in range(3):
+            await stalled(broker.url, f"stalled-{number}", stack)
+        async with bus.subscribe("t", group="healthy", max_inflight=50) as stream:
+            for _ in range(400):
+                await (await anext(stream)).ack()
+        await until(lambda: broker.hub.counts.evicted == 3)
+        await until(lambda: len(broker.hub.sessions) == 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_a_hundred_stalled_consumers_cost_little(tmp_path: Path) -> None:
+    found = await _stall(tmp_path, 100, "--stall", "5")
+    assert found["evicted"] == 100, found
+    assert found["grown_mb"] <= 32, found

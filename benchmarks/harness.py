@@ -112,11 +112,11 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        return 0.2 if self.quick else 1.5
+        return 0.2 if self.quick else 0.8
 
     @property
     def rounds(self) -> int:
-        return 1 if self.quick else 5
+        return 1 if self.quick else 9
 
     def count(self, full: int, quick: int) -> int:
         return quick if self.quick else full

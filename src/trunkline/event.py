@@ -228,7 +228,7 @@ def encode_event(event: Event, limits: Limits) -> bytes:
             hint="store the bulk elsewhere and publish a reference",
         )
     # Both are rare, and a walk in Python costs more than the encoding: look only on a sign of them.
-    if b"null" in whole or whole.count(b"[") + whole.count(b"{") > limits.depth:
+    if whole.rfind(b"null") >= 0 or whole.count(b"[") + whole.count(b"{") > limits.depth:
         check_value(event.payload, limits.depth)
     return b'"meta":%b},"payload":%b' % (meta, payload)
 

@@ -86,8 +86,8 @@ async def fuzz(url: str, count: int) -> None:
             await one.say("PING", corr="the end")
             while (await one.hear("PONG", 20)).get("corr") != "the end":
                 pass
-            one.kept.clear()
             slowest = max(slowest, monotonic() - started)
+            one.socket.transport.abort()  # it has not read everything, and need not
     async with peer(url) as one:
         said = await one.ask("PUBLISH", topic="after", payload=1)
         assert said["type"] == "PUBLISHED"
@@ -257,7 +257,8 @@ async def _stall(tmp_path: Path, consumers: int, *flags: str) -> dict[str, float
 async def test_a_consumer_that_does_not_read_is_let_go(broker: Broker) -> None:
     async with contextlib.AsyncExitStack() as stack:
         bus = await stack.enter_async_context(RemoteBus(broker.url))
-        await bus.publish_many("t", ["x" * 20_000] * 400)
+        for _ in range(4):
+            await bus.publish_many("t", ["x" * 20_000] * 100)
         for number in range(3):
             await stalled(broker.url, f"stalled-{number}", stack)
         async with bus.subscribe("t", group="healthy", max_inflight=50) as stream:

@@ -10,8 +10,10 @@ import pytest
 
 from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
+from trunkline.broker.session import Session
 from trunkline.buses.local import LocalBus
 from trunkline.buses.remote import RemoteBus
+from trunkline.errors import Denied, InvalidEvent
 from trunkline.store import open_store
 from trunkline.testing import BusContract, HandlerContract
 from trunkline.testing.clock import ManualClock
@@ -23,9 +25,14 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def broker(clock: Any) -> AsyncIterator[Broker]:
+def settings() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+async def broker(clock: Any, settings: dict[str, Any]) -> AsyncIterator[Broker]:
     bus = LocalBus(open_store("memory:", clock=clock), clock=clock)
-    async with Broker(BrokerOptions(port=0, metrics_s=0), bus=bus) as broker:
+    async with Broker(BrokerOptions(port=0, metrics_s=0, **settings), bus=bus) as broker:
         yield broker
     await bus.close()
 
@@ -37,3 +44,68 @@ class TestRemoteBus(BusContract, HandlerContract):
             return RemoteBus(broker.url, clock=clock, **options)
 
         return connect
+
+
+class TestTheWire:
+    async def test_a_batch_that_is_too_large_is_refused_before_it_is_sent(
+        self, broker: Broker
+    ) -> None:
+        async with RemoteBus(broker.url, send_bytes=10_000) as bus:
+            with pytest.raises(InvalidEvent, match="in one frame"):
+                await bus.publish_many("t", ["x" * 1000] * 20)
+            assert (await bus.publish("t", 1)).offset == 1
+
+    @pytest.mark.parametrize("settings", [{"frame_bytes": 5_000}])
+    async def test_a_frame_the_broker_does_not_take_fails_and_is_not_sent_for_ever(
+        self, broker: Broker
+    ) -> None:
+        async with RemoteBus(broker.url, backoff_base_s=0.01) as bus:
+            small = [asyncio.ensure_future(bus.publish("t", n)) for n in range(5)]
+            with pytest.raises(InvalidEvent, match="too many"):
+                await bus.publish("t", "x" * 9_000)
+            receipts = await asyncio.gather(*small)
+        assert sorted(receipt.offset for receipt in receipts) == [1, 2, 3, 4, 5]
+
+    async def test_publishes_wait_while_the_buffer_is_full(self, broker: Broker) -> None:
+        async with RemoteBus(broker.url, buffer=3) as bus:
+            receipts = await asyncio.gather(*(bus.publish("t", n) for n in range(20)))
+        assert sorted(receipt.offset for receipt in receipts) == list(range(1, 21))
+
+    async def test_a_lost_connection_comes_back_with_its_subscriptions(
+        self, broker: Broker
+    ) -> None:
+        async with (
+            RemoteBus(broker.url, backoff_base_s=0.01) as bus,
+            bus.subscribe("t", group="g") as stream,
+        ):
+            await bus.publish("t", 1)
+            first = await anext(stream)
+            bus.link._transport.underlying_transport.abort()
+            again = await asyncio.wait_for(anext(stream), 10)
+            assert (again.offset, again.attempt) == (1, 2)
+            assert await first.ack() is False, "it was given to others"
+            assert await again.ack() is True
+            await bus.publish("t", 2)
+            assert (await anext(stream)).event.payload == 2
+
+    async def test_a_subscription_that_is_no_longer_allowed_is_told(self, broker: Broker) -> None:
+        async with (
+            RemoteBus(broker.url) as bus,
+            bus.subscribe("t", group="g", where="payload.n > 1") as stream,
+        ):
+            for session in list(broker.hub.sessions):
+                assert isinstance(session, Session)
+                for subscriber in list(session._subscribers.values()):
+                    session.ended(subscriber, Denied("access denied"))
+            with pytest.raises(Denied):
+                await asyncio.wait_for(anext(stream), 10)
+
+    async def test_health_says_whether_there_is_a_connection(self, broker: Broker) -> None:
+        bus = RemoteBus(broker.url)
+        assert await bus.health() == {"ok": False, "connected": False}
+        async with bus:
+            await bus.publish("t", 1)
+            health = await bus.health()
+            assert (health["ok"], health["connected"]) == (True, True)
+            assert [record.event.payload for record in await bus.read("t")] == [1]
+            assert list(await bus.topics()) == ["t"]

@@ -40,8 +40,18 @@ def record(
 ) -> list[Step]:
     """Run a program that works below ``root`` and writes its promises to the file ``told``."""
     subprocess.run(
-        ["strace", "-f", "-qq", "-y", "-xx", "-s", "1000000", "-e", f"trace={CALLS}"]
-        + ["-e", "signal=none", "-o", trace, *command],
+        [
+            "strace",
+            "-f",
+            "-qq",
+            "-y",
+            "-xx",
+            "-s1000000",
+            f"-etrace={CALLS}",
+            "-o",
+            trace,
+            *command,
+        ],
         check=True,
         cwd=cwd,
     )
@@ -107,7 +117,7 @@ def _parse(line: bytes, root: str, told: str) -> Step | None:
 
 
 class Change(NamedTuple):
-    """A step as the disk sees it: files by number, so that a name can be lost and the bytes kept."""
+    """A step as the disk sees it: files by number, so that a name can be lost and not the bytes."""
 
     kind: str
     file: int = -1

@@ -129,6 +129,29 @@ def replaced_in_place() -> None:
     atomic.replace_file = replace_file
 
 
+def journal_before_its_base() -> None:
+    """The new journal begins before the snapshot that it goes on from is there."""
+
+    def hasty(self: GroupFile) -> None:
+        self._begin_journal(self._generation + 1, self._position)
+        self._write_snapshot()
+
+    GroupFile._begin_next = hasty  # type: ignore[method-assign]
+
+
+def sync_tried_again() -> None:
+    """A sync that failed is called again, and then lies."""
+    sync = atomic.sync
+
+    def stubborn(fd: int) -> None:
+        try:
+            sync(fd)
+        except OSError:
+            sync(fd)
+
+    atomic.sync = stubborn
+
+
 def old_file_removed_first() -> None:
     """Compression removes the plain segment before the packed one is there."""
     rewrite = upkeep._rewrite
@@ -158,6 +181,6 @@ KILLED: list[tuple[str, Callable[[], None]]] = [
     ("dead letter", settled_before_dead_letter),
     ("commit", settled_in_memory),
     ("compaction", replaced_in_place),
-    ("new journal", replaced_in_place),
+    ("new journal", journal_before_its_base),
     ("compression", old_file_removed_first),
 ]

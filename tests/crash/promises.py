@@ -1,8 +1,8 @@
 """What a process told others before it died, and whether a folder keeps it.
 
-A scene reports each promise when it is made, as one line of JSON. ``broken`` then opens what is left
-of the folder the way any next process would and names every promise that does not hold: it reads,
-appends, closes and reads again, because a store that only looks right until the next write is not.
+A scene reports each promise when it is made, as one line of JSON. ``broken`` then opens what is
+left of the folder the way any next process would and names every promise that does not hold: it
+reads, appends, closes and reads again, because a store that looks right until the next write is not.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class Promises:
         self.settled: dict[GroupKey, set[int]] = defaultdict(set)
         self.meant: dict[GroupKey, set[int]] = defaultdict(set)
         self.before: dict[str, int] = defaultdict(lambda: 1)
+        self.failed: dict[str, set[int]] = defaultdict(set)
         self.compacted: set[str] = set()
         self.removed: set[str] = set()
         self._written: dict[str, Values] = defaultdict(dict)
@@ -110,6 +111,8 @@ class Promises:
                 self.meant[GroupKey(topic, 0, rest[0])] |= set(rest[1])
             case "settled":
                 self.settled[GroupKey(topic, 0, rest[0])] |= set(rest[1])
+            case "failed":  # the publisher was told that none of these is in the log
+                self.failed[topic] |= set(rest[0])
             case "trims":
                 self.before[topic] = max(self.before[topic], rest[0])
             case "compacts":
@@ -201,9 +204,11 @@ def _check_topic(topic: str, seen: Values, folder: Folder, promises: Promises) -
     for offset, number in acked.items():
         if offset in seen and seen[offset] != number:
             yield f"{topic}: {offset} is {seen[offset]}, acknowledged was {number}"
-        elif offset not in seen and offset >= promises.before[topic]:
-            if whole or not _superseded(offset, number, {**acked, **seen}, promises):
-                yield f"{topic}: {offset} is lost"
+        gone = offset not in seen and offset >= promises.before[topic]
+        if gone and (whole or not _superseded(offset, number, {**acked, **seen}, promises)):
+            yield f"{topic}: {offset} is lost"
+    for number in promises.failed[topic] & set(seen.values()):
+        yield f"{topic}: {number} is there, though its publisher was told otherwise"
     for batch in promises.tried[topic]:
         have = [number in seen.values() for number in batch]
         if whole and any(have) and not all(have) and head.start == 1:

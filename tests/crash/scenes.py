@@ -7,19 +7,22 @@ the scene plays.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from trunkline.buses.local import LocalBus
+from trunkline.errors import StorageError
 from trunkline.group import Group, Item, Lease
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.options import GroupOptions, TopicOptions
 from trunkline.stores.file import FileStore
 
-from .promises import OPTIONS, Say, StillClock, event, publish
+from .promises import OPTIONS, Say, StillClock, event, publish, records_of
 
+T = TypeVar("T")
 TOPIC = "t"
 GROUP = "g"
 KEY = GroupKey(TOPIC, 0, GROUP)
@@ -72,7 +75,7 @@ def headless(root: str, say: Say) -> None:
 
 def take(folder: Folder, count: int) -> list[Lease]:
     """What a pump does: read ahead, then lease."""
-    records = folder.read(TOPIC, 0, folder.bounds(TOPIC, 0).first, 100)
+    records = records_of(folder, TOPIC)
 
     def step(group: Group) -> list[Lease]:
         for record in records:
@@ -143,7 +146,7 @@ def dead(root: str, say: Say) -> None:
                     say("means", TOPIC, GROUP, [3])
                     await one.ack()
                     break
-            while await bus.store.update(KEY, lambda group: group.lag(4)):
+            while await bus.store.update(KEY, lambda group: group.lag(4)):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             say("settled", TOPIC, GROUP, [1, 2, 3])
         await bus.close()
@@ -222,6 +225,35 @@ def remove(root: str, say: Say) -> None:
     folder.remove_topic(TOPIC)
     publish(folder, say, "other", 21)
     folder.close()
+
+
+def failing(root: str, say: Say) -> None:
+    """Publish and settle on a disk that fails once, and go on."""
+    folder = _persist(lambda: open_folder(root))
+    _persist(lambda: folder.define(TOPIC, TopicOptions(segment_records=3)))
+    for number in range(1, 9):
+        numbers = (number, number + 100) if number % 3 == 0 else (number,)
+        try:
+            publish(folder, say, TOPIC, *numbers)
+        except StorageError:
+            say("failed", TOPIC, numbers)
+    policy = GroupOptions(ordering="none")
+    _persist(lambda: folder.step(KEY, lambda group: group.define(policy, 0)))
+    for lease in _persist(lambda: take(folder, 4)):
+        with contextlib.suppress(StorageError):
+            say("means", TOPIC, GROUP, [lease.offset])
+            folder.step(KEY, lambda group, o=lease.offset: group.settle([o]))  # type: ignore[misc]
+            folder.sync_groups()
+            say("settled", TOPIC, GROUP, [lease.offset])
+    with contextlib.suppress(StorageError):
+        folder.close()
+
+
+def _persist(action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except StorageError:
+        return action()
 
 
 SCENES = {

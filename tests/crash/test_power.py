@@ -54,7 +54,8 @@ def check(found: Iterable[State], place: str, enough: int = 5) -> tuple[int, lis
     problems: list[str] = []
     count = 0
     image = os.path.join(place, "image")
-    for count, state in enumerate(found, 1):
+    for state in found:
+        count += 1
         put(state, image)
         kept = Promises(state.told.splitlines())
         problems += [f"{state.label}: {one}" for one in broken(image, kept)]

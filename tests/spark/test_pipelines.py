@@ -208,6 +208,7 @@ def test_learning_joins_decisions_to_what_came_of_them(spark: SparkSession) -> N
 
     assert (row.action, row.decisions, row.outcomes) == ("mail", 3, 2)
     assert (row.success_rate, row.reward, row.brier) == (0.5, 0.5, 0.5)
+    assert row.expected == pytest.approx(0.5, abs=0.01)
 
 
 def demo_log(root: Path) -> str:
@@ -275,6 +276,19 @@ def test_old_records_come_from_the_lake_and_new_ones_from_the_log(
     )
     assert part.count() == 36 + 11
     assert load(spark, root).count() == 80
+
+
+def test_retention_waits_for_the_lake(spark: SparkSession, tmp_path: Path) -> None:
+    root = make_log(tmp_path / "bus", 50)
+    Runner(spark, root, Lake(str(tmp_path / "lake"))).run(find(["lake"]))
+    folder = Folder(root)
+    folder.define(TOPIC, TopicOptions(retention_records=5))
+    append(folder, [make_event(n) for n in range(50, 80)])
+
+    upkeep.retain(folder, TOPIC, 0)
+
+    assert folder.bounds(TOPIC, 0) == (51, 81)
+    folder.close()
 
 
 def test_records_are_published_once_more_by_condition(spark: SparkSession, tmp_path: Path) -> None:

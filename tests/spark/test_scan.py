@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -309,3 +310,34 @@ def test_a_limit_in_bytes_is_kept_by_the_index(tmp_path: Path) -> None:
     tiny = admit_bytes(catalog, {TOPIC: {"0": 1}}, {TOPIC: {"0": 401}}, 1)
     assert tiny == {TOPIC: {"0": 2}}
     catalog.close()
+
+
+def test_a_reader_beside_a_writer_sees_whole_batches_without_gaps(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    folder = Folder(root)
+    folder.define(TOPIC, TopicOptions(segment_records=70))
+    append(folder, [make_event(0)])
+    ended = threading.Event()
+
+    def write() -> None:
+        number = 1
+        while not ended.is_set() and number < 3000:
+            append(folder, [make_event(n) for n in range(number, number + 7)])
+            number += 7
+            if number % 210 == 1:
+                upkeep.pack_segments(folder, TOPIC, 0)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen = 0
+        for _ in range(25):
+            found = [row["offset"] for row in rows(root, names=("offset",))]
+            assert found == list(range(1, len(found) + 1))
+            assert len(found) >= seen
+            assert (len(found) - 1) % 7 == 0
+            seen = len(found)
+    finally:
+        ended.set()
+        writer.join()
+        folder.close()

@@ -2,8 +2,7 @@
 
 import sys
 
-from trunkline.cli import VERBS, main
+from trunkline.cli import main
 
 if __name__ == "__main__":
-    VERBS.setdefault("serve", ("serve", "run the broker"))
     sys.exit(main(["serve", *sys.argv[1:]]))

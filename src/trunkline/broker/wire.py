@@ -104,8 +104,8 @@ class Listener(WSListener):
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         kind = frame.msg_type
         session = self.session
-        if session is None:
-            return
+        if session is None or transport.is_close_frame_sent:
+            return  # picows parses on for a while after it has refused a frame
         if kind == WSMsgType.TEXT and frame.fin and not self._parts:
             session.receive(frame.get_payload_as_bytes())
         elif kind in (WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.CONTINUATION):
@@ -171,6 +171,7 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
     """The class that uvicorn hands upgrades to."""
     options = hub.options
     log = logging.getLogger("trunkline.broker.picows")
+    log.setLevel(logging.CRITICAL)  # what a client does wrong is told to the client
 
     def answer(request: WSUpgradeRequest) -> Any:
         refused = gate.refuses(request.headers)
@@ -212,6 +213,14 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
                 None,
                 _READ_BYTES,
             )
+
+        def buffer_updated(self, nbytes: int) -> None:
+            super().buffer_updated(nbytes)
+            transport = self.transport
+            if transport is not None and transport.is_close_frame_sent:
+                raw = transport.underlying_transport
+                if not raw.is_closing():
+                    raw.pause_reading()  # or a frame that was refused could be sent all the same
 
         def data_received(self, data: bytes) -> None:
             """The request that uvicorn has read already."""

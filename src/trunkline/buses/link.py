@@ -29,6 +29,7 @@ from trunkline.errors import (
     Closed,
     ConnectionLost,
     Denied,
+    InvalidEvent,
     InvalidOption,
     ProtocolError,
     TrunklineError,
@@ -53,6 +54,8 @@ from trunkline.options import Interval, Options, Positive, Seconds
 
 logger = logging.getLogger(__name__)
 
+_quiet = logging.getLogger("trunkline.picows")
+_quiet.setLevel(logging.CRITICAL)  # what it has to say is told by errors
 _CHUNK_BYTES = 128 * 1024
 _WHOLE = (WSMsgType.TEXT, WSMsgType.BINARY)
 
@@ -66,7 +69,8 @@ class ClientOptions(Options, frozen=True):
     backoff_base_s: Interval = 0.5
     backoff_max_s: Interval = 10.0
     ping_s: Interval = 10.0
-    frame_bytes: Positive = 64 * 1024 * 1024
+    frame_bytes: Positive = 64 * 1024 * 1024  # of what comes
+    send_bytes: Positive = 4 * 1024 * 1024  # of one publish; a broker takes no more by default
 
 
 class User(Protocol):
@@ -84,11 +88,14 @@ class User(Protocol):
 class _Ask:
     """A question, how to ask it again, and how to ask it at all: it is encoded only once."""
 
-    __slots__ = ("again", "answer")
+    __slots__ = ("again", "answer", "size")
 
-    def __init__(self, answer: asyncio.Future[Any], again: Callable[[], bytes] | None) -> None:
+    def __init__(
+        self, answer: asyncio.Future[Any], again: Callable[[], bytes] | None, size: int
+    ) -> None:
         self.answer = answer
         self.again = again
+        self.size = size
 
 
 class Link:
@@ -158,11 +165,16 @@ class Link:
         """
         if self._refused is not None:
             raise self._refused
+        if len(data) > self.options.send_bytes:
+            raise InvalidEvent(
+                f"{len(data)} bytes in one frame, {self.options.send_bytes} are allowed",
+                hint="publish smaller batches",
+            )
         self.start()
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._transport is None and again is None:
             raise ConnectionLost(f"there is no connection to {self.url}")
-        self._asks[corr] = _Ask(answer, again)
+        self._asks[corr] = _Ask(answer, again, len(data))
         if self._transport is not None:
             self.send(data)
         if len(self._asks) >= self.options.buffer:
@@ -257,6 +269,7 @@ class Link:
                     auto_ping_reply_timeout=self.options.ping_s,
                     max_frame_size=self.options.frame_bytes,
                     max_redirects=0,
+                    logger_name=_quiet,
                 )
         except WSHandshakeError as error:
             status = int(error.response.status) if error.response is not None else 0
@@ -278,7 +291,8 @@ class Link:
                 self.send(ask.again())
 
     def _drop(self) -> None:
-        self._transport = None
+        transport, self._transport = self._transport, None
+        self._blame(transport)
         self.connected.clear()
         self._out.clear()
         self._acks.clear()
@@ -287,6 +301,16 @@ class Link:
             if ask.again is None:
                 self._settle(corr, error)
         self._user.down()
+
+    def _blame(self, transport: WSTransport) -> None:
+        """A broker that ends the connection because a frame is too large would do so again."""
+        said = transport.close_handshake
+        if said is None or said.recv is None or said.recv.code != WSCloseCode.MESSAGE_TOO_BIG:
+            return
+        largest = max(self._asks, key=lambda corr: self._asks[corr].size, default=None)
+        if largest is not None:
+            size = self._asks[largest].size
+            self._settle(largest, InvalidEvent(f"{size} bytes in one frame are too many for it"))
 
     def _give_up(self, error: TrunklineError) -> None:
         for corr in list(self._asks):

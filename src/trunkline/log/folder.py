@@ -109,7 +109,7 @@ class Folder:
         try:
             with open(marker, "rb") as file:
                 about = msgspec.json.decode(file.read(), type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Corrupt(f"bus.json is damaged: {error}", path=marker, position=0) from error
         if about.get("format", 0) > FORMAT:
             raise UnsupportedFormat(
@@ -196,7 +196,7 @@ class Folder:
                 data = file.read()
             try:
                 stored = msgspec.json.decode(data, type=dict[str, dict[str, Any]])
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise Corrupt(f"topics.json is damaged: {error}", path=path, position=0) from error
             try:
                 known = {name: make(TopicOptions, values) for name, values in stored.items()}

@@ -7,6 +7,7 @@ after the data it speaks of, so it may be late after a crash but it never promis
 
 from __future__ import annotations
 
+import errno
 import os
 
 import msgspec
@@ -71,6 +72,7 @@ class HeadFile:
         self.path = path
         self.fd = -1
         self._seen: tuple[bytes, Head | None] = (b"", None)
+        self._is_poisoned = False
 
     def open(self, *, create: bool) -> bool:
         """False if there is no such file. Opens it anew if the one held was removed meanwhile."""
@@ -119,6 +121,16 @@ class HeadFile:
         while written < len(raw):
             written += os.pwrite(self.fd, raw[written:], written)
         self._seen = (raw, head)
+
+    def sync(self) -> None:
+        """Make the line durable. After a failure never again: see ``atomic.sync``."""
+        try:
+            if self._is_poisoned:
+                raise OSError(errno.EIO, "it could not be synced before")
+            atomic.sync(self.fd)
+        except OSError as error:
+            self._is_poisoned = True
+            raise atomic.storage_error(error, self.path) from error
 
     def close(self) -> None:
         if self.fd >= 0:

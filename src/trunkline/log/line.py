@@ -86,7 +86,7 @@ def frame_seal(seal: Seal) -> bytes:
 
 def is_intact(line: bytes) -> bool:
     """Whether the checksum fits. Compared as text, so that no other spelling of it passes."""
-    return line[-_TAIL:-2] == b',"crc":"%08x' % crc32(memoryview(line)[:-_TAIL])
+    return line[-_TAIL:] == b',"crc":"%08x"}' % crc32(memoryview(line)[:-_TAIL])
 
 
 def parse(line: bytes) -> Line:

@@ -19,6 +19,8 @@ from trunkline.log import atomic, layout
 from trunkline.log.line import Damaged, Seal, offset_at, parse
 
 _CHUNK = 64 * 1024
+_DIGEST = b"\x50\x2a\x4d\x18\x04\0\0\0"  # begins a frame of four bytes that zstd passes over
+_DIGEST_SIZE = len(_DIGEST) + 4
 
 
 class Entry(NamedTuple):
@@ -101,6 +103,11 @@ class Segment:
         self._frame = (at, plain)
         return True
 
+    def is_sound(self) -> bool:
+        """Whether every byte of a compressed file is as it was written."""
+        data = os.pread(self.open(), os.fstat(self.open()).st_size, 0)
+        return data == with_digest(data[:-_DIGEST_SIZE])
+
     def _make_index(self) -> list[Entry]:
         size = os.fstat(self.open()).st_size
         return index_frames(self.path, os.pread(self.open(), size, 0))
@@ -142,8 +149,8 @@ class Segment:
         if self.packed:
             if not self._entries:
                 self._entries = read_index(self.index_path)
-                size = os.fstat(self.open()).st_size
-                if len(self._entries) < 2 or self._entries[-1].packed != size:
+                end = os.fstat(self.open()).st_size - _DIGEST_SIZE
+                if len(self._entries) < 2 or self._entries[-1].packed != end:
                     self._entries = self._make_index()
             return self._entries
         try:
@@ -222,6 +229,11 @@ def pack(data: bytes) -> bytes:
     return packed
 
 
+def with_digest(data: bytes) -> bytes:
+    """Frames, and the CRC-32 of all their bytes: zstd does not notice every flipped bit."""
+    return data + _DIGEST + crc32(data).to_bytes(4, "little")
+
+
 def unpack(data: bytes) -> bytes:
     try:
         plain: bytes = _zstd().ZstdDecompressor().decompressobj().decompress(data)
@@ -239,6 +251,7 @@ def index_frames(path: str, data: bytes | None = None) -> list[Entry]:
     position = packed = 0
     latest = 0
     offset = 0
+    data = data[:-_DIGEST_SIZE]
     while packed < len(data):
         decoder = _zstd().ZstdDecompressor().decompressobj()
         try:

@@ -20,7 +20,7 @@ from trunkline.log import atomic
 from trunkline.log.folder import Folder
 from trunkline.log.head import Head
 from trunkline.log.line import Damaged, Line, Seal, frame_seal, parse
-from trunkline.log.segment import Entry, Segment, index_line, pack
+from trunkline.log.segment import Entry, Segment, index_line, pack, with_digest
 
 _FRAME = 1024 * 1024
 Progress = Callable[[int, int], None]
@@ -32,42 +32,64 @@ def trim(folder: Folder, topic: str, partition: int, before: int) -> int:
     They are out of sight at once; their files go as soon as all of a file is below. The last file
     stays, emptied, because it says which offset comes next. On a full device the reserve is used.
     """
+    removed = _with_room(folder, lambda: _hide(folder, topic, partition, before))
+    _with_room(folder, lambda: _drop_files(folder, topic, partition))
+    return removed
+
+
+def _with_room(folder: Folder, action: Callable[[], int]) -> int:
     try:
-        return _trim(folder, topic, partition, before)
+        return action()
     except StorageFull:
         if not folder.make_room():
             raise
-    return _trim(folder, topic, partition, before)
+    return action()
 
 
-def _trim(folder: Folder, topic: str, partition: int, before: int) -> int:
+def _hide(folder: Folder, topic: str, partition: int, before: int) -> int:
     writer = folder.writer(topic, partition)
     head = writer.begin()
     try:
         before = min(before, head.next)
-        if before <= head.start:
+        removed = before - head.start
+        if removed <= 0:
             return 0
         if before == head.next:
             head = writer.roll(head)
-        removed = before - head.start
-        head = replace(head, start=before)
-        writer.save(head, durable=True)
-        done = [s for s in writer.segments() if s.number < head.segment and _last(s, head) < before]
-        if done and done[-1].number == head.segment - 1 and head.end == 0:
-            last = done.pop()
-            if not last.bad and last.seal is not None and last.seal.count:
-                _rewrite(last, [], replace(last.seal, count=0, holes=True))
-        atomic.remove_files([path for s in done for path in (s.path, s.index_path)])
+        writer.save(replace(head, start=before), durable=True)
         return removed
     finally:
         writer.end()
 
 
-def _last(segment: Segment, head: Head) -> int:
-    """The last offset a finished segment may hold."""
-    if not segment.bad and segment.seal is not None:
-        return segment.seal.last
-    return head.start - 1 if segment.bad else head.next
+def _drop_files(folder: Folder, topic: str, partition: int) -> int:
+    """Remove the finished segments that hold nothing any more. Returns how many."""
+    writer = folder.writer(topic, partition)
+    head = writer.begin()
+    try:
+        segments = writer.segments()
+        done = [
+            segment
+            for at, segment in enumerate(segments)
+            if segment.number < head.segment and _last(segments[at:], head) < head.start
+        ]
+        if done and done[-1].number == head.segment - 1 and head.end == 0:
+            last = done.pop()
+            if not last.bad and last.seal is not None and last.seal.count:
+                _rewrite(last, [], replace(last.seal, count=0, holes=True))
+        atomic.remove_files([path for s in done for path in (s.path, s.index_path)])
+        return len(done)
+    finally:
+        writer.end()
+
+
+def _last(segments: list[Segment], head: Head) -> int:
+    """The last offset that the first of these, a finished one, may hold."""
+    first, *later = segments
+    if not first.bad and first.seal is not None:
+        return first.seal.last
+    starts = (s.first for s in later if not s.bad and s.number <= head.segment)
+    return next((start for start in starts if start is not None), head.next) - 1
 
 
 def retain(folder: Folder, topic: str, partition: int) -> int:
@@ -84,10 +106,11 @@ def retain(folder: Folder, topic: str, partition: int) -> int:
             before = max(before, reader.seek(oldest))
         if options.retention_bytes is not None:
             room = options.retention_bytes
-            for segment in reversed(reader.files()):
+            segments = reader.files()
+            for at, segment in reversed(list(enumerate(segments))):
                 room -= os.stat(segment.path).st_size
                 if room < 0 and segment.number < head.segment and not segment.bad:
-                    before = max(before, _last(segment, head) + 1)
+                    before = max(before, _last(segments[at:], head) + 1)
                     break
     finally:
         reader.close()
@@ -115,8 +138,9 @@ def compact(folder: Folder, topic: str, partition: int, progress: Progress | Non
         if folder.compacted.get((topic, partition)) == state:
             return 0
         latest: dict[str, int] = {}
+        durable = replace(head, end=head.durable)  # what a power cut may take replaces nothing
         for done, segment in enumerate(files):
-            for line, _ in _records(segment, head):
+            for line, _ in _records(segment, durable):
                 if line.meta is not None and line.meta.key is not None:
                     latest[line.meta.key] = line.offset
             if progress is not None:
@@ -243,7 +267,7 @@ def _rewrite(
     index = b"".join(map(index_line, entries))
     if packed:  # its frames are found by the index, so that comes first
         atomic.replace_file(segment.index_path, index)
-        atomic.replace_file(target, b"".join(blocks))
+        atomic.replace_file(target, with_digest(b"".join(blocks)))
     else:
         atomic.replace_file(target, b"".join(blocks))
         atomic.replace_file(segment.index_path, index)
@@ -309,6 +333,8 @@ def _verify_segment(
     seal: Seal | None = None
     upper = next((s.first for s in later if not s.bad and s.first is not None), None)
     holes = not active and segment.seal is not None and segment.holes
+    if segment.packed and not segment.is_sound():
+        found.append(Finding(name, 0, "its digest does not fit"))
     for position, text in segment.lines(0, end):
         try:
             line = parse(text)
@@ -339,8 +365,11 @@ def _verify_segment(
             found.append(Finding(name, end, "the seal does not fit what is in front of it"))
         expected = seal.last + 1
     elif not active and later:
-        found.append(Finding(name, end, "it was never sealed", severe=not upper))
-        expected = upper
+        # A sync failed and the log went on in the next file, if nothing is missing between them.
+        following = head.next if upper is None else upper
+        whole = expected is None or expected == following
+        found.append(Finding(name, end, "it was never sealed", severe=not whole))
+        expected = following
     elif active and f"{sum_:08x}" != f"{head.sum:08x}":
         found.append(Finding(name, 0, "its checksum is not the one the head holds"))
     return found, expected

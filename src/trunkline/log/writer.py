@@ -17,7 +17,7 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from trunkline.clock import Clock
-from trunkline.errors import Corrupt, LockTimeout
+from trunkline.errors import Corrupt, LockTimeout, StorageError
 from trunkline.event import Event
 from trunkline.log import atomic, layout
 from trunkline.log.head import Head, HeadFile
@@ -126,7 +126,7 @@ class PartitionWriter:
         """Show a new head to every reader. Only between ``begin`` and ``end``."""
         self._head.store(head)
         if durable:
-            atomic.sync(self._head.fd)
+            self._head.sync()
 
     def roll(self, head: Head) -> Head:
         """Finish the last segment: sync, seal, sync. The next append makes the next one."""
@@ -159,7 +159,8 @@ class PartitionWriter:
                 self._open(head)
                 self._sync(head)
                 head = replace(head, durable=head.end)
-            self.save(head, durable=True)
+            with contextlib.suppress(StorageError):  # it only saves the next one a look
+                self.save(head, durable=True)
         except OSError as error:
             raise atomic.storage_error(error, self._head.path) from error
         finally:
@@ -317,7 +318,8 @@ class PartitionWriter:
             self._open(found.head)
             atomic.sync(self._fd)
         atomic.sync_dir(os.path.dirname(os.path.join(self._root, self._stem)))
-        self.save(found.head, durable=True)
+        with contextlib.suppress(StorageError):  # what was found can be found again
+            self.save(found.head, durable=True)
         return found.head
 
     def _seal_left(self, segment: Segment, state: Head) -> None:

@@ -1,0 +1,32 @@
+"""An order and its event are written in one transaction; the event is published afterwards, once."""
+
+import asyncio
+
+import sqlalchemy as sa
+
+import trunkline
+from trunkline.outbox import Drainer, SqlOutbox
+
+
+async def main() -> None:
+    engine = sa.create_engine("sqlite:///shop.db")
+    orders = sa.Table("orders", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True))
+    orders.metadata.create_all(engine)
+    outbox = SqlOutbox(engine)
+    outbox.create()
+
+    with engine.begin() as connection:
+        connection.execute(orders.insert().values(id=1))
+        outbox.add(connection, "orders", {"id": 1}, key="order-1")
+    with engine.connect() as connection:
+        outbox.add(connection, "orders", {"id": 2})
+        connection.rollback()  # neither the order nor its event
+
+    async with trunkline.connect("file:.bus") as bus:
+        print(f"sent {await Drainer(outbox, bus).drain()}, waiting {outbox.waiting()}")
+        for record in await bus.read("orders"):
+            print(f"offset {record.offset}: {record.event.payload}")
+    engine.dispose()
+
+
+asyncio.run(main())

@@ -1,0 +1,74 @@
+"""``trunkline token``, as a person types it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trunkline.cli import Parser, main, serve, token
+from trunkline.errors import InvalidOption, NotFound
+
+from .client import peer, running
+
+
+def run(*words: str) -> int | None:
+    """The verbs by themselves, whether or not the list of verbs has them."""
+    parser = Parser(prog="trunkline")
+    below: argparse._SubParsersAction[Any] = parser.add_subparsers(dest="verb")
+    token.register(below)
+    serve.register(below)
+    args = parser.parse_args(words)
+    for name in ("json", "quiet", "no_color", "allow_network"):
+        setattr(args, name, getattr(args, name, False))
+    done: int | None = args.run(args)
+    return done
+
+
+def test_tokens_are_made_listed_and_revoked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"file:{tmp_path}"
+    run("token", "create", "shop", "--publish", "orders.>", "--expires", "90d", "--url", url)
+    text = capsys.readouterr().out.strip()
+    assert text.startswith("tl_")
+    run("token", "ls", "--json", "--url", url)
+    (shown,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (shown["agent"], shown["grants"][0]["topics"]) == ("shop", ["orders.>"])
+    assert text.rpartition("_")[2] not in str(shown)
+    assert "digest" not in shown
+    run("token", "revoke", shown["id"], "--url", url)
+    assert "revoked" in capsys.readouterr().out
+    run("token", "ls", "--url", url)
+    assert "revoked" in capsys.readouterr().out
+    with pytest.raises(NotFound):
+        run("token", "revoke", "nothing", "--url", url)
+    with pytest.raises(InvalidOption):
+        run("token", "create", "shop", "--url", url)
+
+
+def test_serve_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("serve", "--help")
+    assert ended.value.code == 0
+    assert "--port" in capsys.readouterr().out
+    assert callable(main)
+
+
+async def test_a_token_made_while_the_broker_runs_is_asked_for_within_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import asyncio
+
+    async with running(tmp_path) as broker, peer(broker.url) as one:
+        assert (await one.ask("PUBLISH", topic="t", payload=1))["type"] == "PUBLISHED"
+        words = ("token", "create", "me", "--publish", "t", "--url", f"file:{tmp_path}")
+        await asyncio.to_thread(run, *words)
+        text = capsys.readouterr().out.strip()
+        assert (await one.hear("ERROR", 5))["code"] == "unauthenticated"
+        async with peer(broker.url, text) as two:
+            assert (await two.ask("PUBLISH", topic="t", payload=1))["type"] == "PUBLISHED"
+            assert (await two.ask("PUBLISH", topic="u", payload=1))["code"] == "denied"

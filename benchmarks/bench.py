@@ -12,6 +12,7 @@ import asyncio
 import gc
 import os
 import platform
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 4
     base = Path(os.environ.get("TRUNKLINE_BENCH_DIR", HERE / ".scratch"))
     base.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, _end)  # so that peers stop and files go
     run = Run(Run(base, options.quick).fresh(), options.quick)
     try:
         for text in _machine(run):
@@ -63,6 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if out:
         save(out, results)
     return 1 if failed else 0
+
+
+def _end(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

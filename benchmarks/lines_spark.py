@@ -86,13 +86,19 @@ def _json(root: Path) -> Any:
         "band",
         "cause",
     ]
-    meta = ", ".join([*(f"{name}: {text}" for name in names), "ts: TIMESTAMP, ttl_sec: DOUBLE"])
+    meta = ", ".join(
+        [
+            *(f"{name}: {text}" for name in names),
+            "topic: STRING, ts: TIMESTAMP, not_before: TIMESTAMP",
+            "ttl_sec: DOUBLE",
+        ]
+    )
     shape = f"offset BIGINT, meta STRUCT<{meta}, caps: ARRAY<{text}>>, payload {text}"
     return (
         _spark()
         .read.schema(shape)
         .json(str(root / "wal" / "*.jsonl"))
-        .select("offset", "meta.*", "payload")
+        .selectExpr("offset", "meta.*", "payload", "0 AS partition", "0 AS timestampType")
     )
 
 

@@ -1,4 +1,4 @@
-"""An order and its event are written in one transaction; the event is published afterwards, once."""
+"""An order and its event are written in one transaction; the event is published later, once."""
 
 import asyncio
 

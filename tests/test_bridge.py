@@ -431,3 +431,22 @@ def test_foreign_lines_are_carried_with_what_they_have(tmp_path: Path) -> None:
 
     assert carry(f"ndjson:{tmp_path / 'a'}", f"file:{tmp_path / 'b'}").copied == 5
     assert module.BATCH > 5
+
+
+def test_events_that_are_meant_to_break_it_are_carried(tmp_path: Path) -> None:
+    deep = "[" * 100_000
+    spool = tmp_path / "a"
+    spool.mkdir()
+    # The time of another program: in nanoseconds, which nbs-bus check shows like any other.
+    (spool / "1794780438871720000-x-t-1.event").write_text("source: x\ntype: t\n")
+    (spool / "2-x-t-1.event").write_text(f"source: x\ntype: t\nheaders: {deep}\n")
+    noted = json.dumps({"trunkline-event": deep})
+    (spool / "3-x-t-1.event").write_text(f"source: x\ntype: t\nheaders: {noted}\n")
+    os.mkfifo(spool / "4-x-t-1.event")
+    log = tmp_path / "b"
+    lines = [{"topic": "\ud800"}, {"topic": ["t"]}, {"headers": {"trunkline-event": deep}}]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    for kind in KINDS:
+        assert carry(f"spool:{spool}", f"{kind}:{tmp_path / f'spool-{kind}'}").copied == 3
+        assert carry(f"ndjson:{log}", f"{kind}:{tmp_path / f'ndjson-{kind}'}").copied == 3

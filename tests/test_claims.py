@@ -602,6 +602,50 @@ def test_the_table_goes_out_and_comes_back(cli: Run, url: str, tmp_path: Path) -
     assert cli("claims", "import", "none.md", "--url", other).code == 2
 
 
+def test_a_token_is_checked_against_paths_as_they_are_typed(cli: Run, tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "src" / "a").mkdir(parents=True)
+    assert cli("claim", "src/**", "--actor", "ann").code == 0
+    below = runner(TRUNKLINE, tmp_path / "src" / "a")
+
+    paths = ["./x.py", str(tmp_path / "src" / "x"), "../../x"]
+    assert [below("claims", "check", "1", path).code for path in paths] == [0, 0, 1]
+
+
+def test_claims_in_a_repository_are_not_committed_with_it(cli: Run, tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    cli("claim", "x", "--actor", "ann")
+    (tmp_path / "x").touch()
+    git(tmp_path, "add", "-A")
+
+    assert git(tmp_path, "diff", "--cached", "--name-only").stdout == b"x\n"
+    cli("claim", "y", "--url", f"file:{tmp_path / 'other'}")
+    assert not (tmp_path / "other" / ".gitignore").exists()
+
+
+def test_a_hook_finds_its_claims_from_every_folder(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "sub").mkdir()
+    below = runner(TRUNKLINE, tmp_path / "sub")
+    assert below("claims", "install-hook", "--url", "ndjson:log", "--actor", "ann").code == 0
+    assert below("claim", "x", "--url", "ndjson:log", "--actor", "bob").code == 0
+    (tmp_path / "sub" / "x").touch()
+    git(tmp_path, "add", "-A")
+
+    assert b"sub/x is claimed by bob" in git(tmp_path, "commit", "-m", "x").stderr
+
+
+def test_odd_rows_of_a_table_do_not_stop_the_others(cli: Run, tmp_path: Path) -> None:
+    far, log = "2999-01-01T00:00:00Z", f"ndjson:{tmp_path / 'log'}"
+    (tmp_path / "t.md").write_text(f"a | b\x01c | {far}\n../x | bob | {far}\ny | bob | {far}\n")
+
+    done = cli("claims", "import", "t.md", "--ttl", "60", "--url", log, "--json")
+
+    (row,) = [json.loads(line) for line in done.out.splitlines()]
+    lasts = datetime.fromisoformat(row["expires_at"]) - datetime.fromisoformat(row["claimed_at"])
+    assert (done.code, row["path"], lasts) == (0, "y", timedelta(seconds=60))
+
+
 def test_table_rows() -> None:
     at = datetime(2026, 2, 16, 11, 12, tzinfo=UTC)
     rows = import_table(

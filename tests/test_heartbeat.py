@@ -10,7 +10,7 @@ from trunkline.testing.clock import ManualClock
 
 async def seen(condition: Any) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.001)
 
 

@@ -154,7 +154,7 @@ async def test_it_drains_while_it_is_entered(bus: Any, outbox: SqlOutbox, engine
     async with Drainer(outbox, bus, poll_s=0.01):
         add(outbox, engine, 1)
         async with asyncio.timeout(10):
-            while not await kept(bus):  # noqa: ASYNC110
+            while not await kept(bus):
                 await asyncio.sleep(0.01)
     assert outbox.prune(-1) == 1
 

@@ -13,7 +13,7 @@ from trunkline.system import AUDIT, DEAD, METRICS, Counts, System
 
 async def rows(bus: Any, topic: str, count: int) -> list[Any]:
     async with asyncio.timeout(10):
-        while len(found := await bus.read(topic)) < count:  # noqa: ASYNC110
+        while len(found := await bus.read(topic)) < count:
             await asyncio.sleep(0.01)
     return [record.event.payload for record in found]
 

@@ -156,7 +156,8 @@ class Ping(Frame, frozen=True, kw_only=True, tag="PING"):
 
 class Published(Frame, frozen=True, kw_only=True, tag="PUBLISHED"):
     """A batch that lies in one piece is told by ``count``, any other by ``receipts``: partition,
-    offset and whether it was there before, for each event.
+    offset and whether it was there before, for each event. ``corrs`` answers as many PUBLISH
+    frames at once, whose events lie one after the other; only those who read arrays get it.
     """
 
     topic: str
@@ -166,6 +167,7 @@ class Published(Frame, frozen=True, kw_only=True, tag="PUBLISHED"):
     duplicate: bool = False
     durability: str = ""
     count: int = 1
+    corrs: list[Corr] | None = None
     receipts: list[tuple[int, int, bool]] | None = None
 
 

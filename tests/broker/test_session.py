@@ -412,3 +412,22 @@ class TestDelivery:
         assert [(await one.hear("MESSAGE"))["offset"] for _ in range(3)] == [1, 2, 3]
         again = await one.hear("MESSAGE")
         assert again["attempt"] == 2 or again["offset"] > 3
+
+
+class TestCloudEvents:
+    async def test_events_are_cloudevents_in_both_directions(self, broker: Broker) -> None:
+        event = {"specversion": "1.0", "id": "e1", "source": "/s", "type": "t", "topic": "orders"}
+        async with peer(broker.url, subprotocols=["cloudevents.json"]) as one:
+            assert one.socket.subprotocol == "cloudevents.json"
+            await one.socket.send(json.dumps({**event, "data": {"n": 1}}))
+            assert (await one.hear("PUBLISHED"))["corr"] == "e1"
+            await one.socket.send(json.dumps([{**event, "id": f"b{n}"} for n in range(2)]))
+            assert (await one.hear("PUBLISHED"))["count"] == 2
+            await one.socket.send(json.dumps({**event, "id": ""}))
+            assert (await one.hear("ERROR"))["code"] == "invalid_event"
+            await one.subscribe("orders", "g", ack="each")
+            found = [await one.hear("t") for _ in range(3)]
+            assert (found[0]["specversion"], found[0]["data"]) == ("1.0", {"n": 1})
+            assert (found[0]["group"], found[0]["attempt"], found[0]["offset"]) == ("g", 1, "1")
+            said = await one.ask("ACK", topic="orders", partition=0, group="g", offset=1)
+            assert said["count"] == 1

@@ -207,6 +207,18 @@ def test_the_doctor_tells_whether_an_ndjson_file_is_used(run: Run, sealed: Path)
     assert (row["level"], "adoption rule not met" in row["problem"]) == ("warning", True)
 
 
+def test_the_doctor_tells_of_an_ndjson_file_where_there_is_no_bus(run: Run) -> None:
+    assert run("doctor").code == 2
+    os.makedirs("state/pubsub/offsets")
+    Path("state/pubsub/events_v0.ndjson").write_text("")
+
+    done = run("doctor", "--json")
+
+    assert done.code == 0
+    assert "adoption rule not met" in done.rows[0]["problem"]
+    assert run("doctor", "--url", "file:elsewhere").code == 2
+
+
 def test_the_doctor_tells_when_a_group_is_ahead_of_its_log(
     run: Run, sealed: Path, home: Path
 ) -> None:

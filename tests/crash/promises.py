@@ -2,7 +2,7 @@
 
 A scene reports each promise when it is made, as one line of JSON. ``broken`` then opens what is
 left of the folder the way any next process would and names every promise that does not hold: it
-reads, appends, closes and reads again, because a store that looks right until the next write is not.
+reads, appends, closes and reads again, because a store may look right until the next write.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def dead(root: str, say: Say) -> None:
                     say("means", TOPIC, GROUP, [3])
                     await one.ack()
                     break
-            while await bus.store.update(KEY, lambda group: group.lag(4)):  # noqa: ASYNC110
+            while await bus.store.update(KEY, lambda group: group.lag(4)):
                 await asyncio.sleep(0.001)
             say("settled", TOPIC, GROUP, [1, 2, 3])
         await bus.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import trunkline
-from trunkline.errors import Corrupt, InvalidOption, StorageError, TrunklineError
+from trunkline.errors import Conflict, Corrupt, StorageError, TrunklineError
 from trunkline.log.folder import Folder
 from trunkline.options import TopicOptions
 
@@ -34,7 +34,7 @@ def test_one_file_is_gone(name: str, good: dict[str, bytes], tmp_path: Path) -> 
     if name in _DATA:
         assert isinstance(view.records, Corrupt)
         assert isinstance(view.repaired, Corrupt), "the gap is not forgotten by going on"
-        assert name.split(".")[1] in str(view.added or view.records) or name in str(view.records)
+        assert "in no readable file" in str(view.records)
     else:
         assert view.records == WHOLE
         assert view.repaired == WHOLE | {12: 12}
@@ -127,7 +127,7 @@ async def test_a_group_that_is_beyond_the_end_of_the_log_says_so(tmp_path: Path)
         os.unlink(f"{root}/wal/{name}")
     async with trunkline.connect(f"file:{root}") as bus:
         await bus.publish("t", 4)
-        with pytest.raises(InvalidOption, match="settled offset 3"):
+        with pytest.raises(Conflict, match="settled offset 3"):
             async with bus.subscribe("t", group="g"):
                 pass
 

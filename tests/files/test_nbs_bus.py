@@ -431,3 +431,17 @@ def test_watch_gives_up_after_its_timeout(nbs_bus: Run, queue: Path) -> None:
 
     assert (done.code, done.out, done.err) == (3, b"", b"")
     assert (wrong.code, wrong.err) == (4, b"Error: invalid --timeout value: soon\n")
+
+
+def test_status_tells_the_oldest_event_whatever_its_time(nbs_bus: Run, queue: Path) -> None:
+    put(queue, "1794780438871720-a-t-1.event", event())
+    put(queue, "0-a-t-1.event", event())
+
+    assert b"\nOldest pending: 1970-01-01T00:00:00Z\n" in nbs_bus("status", queue).out
+
+
+def test_processed_is_made_when_there_is_something_to_move(nbs_bus: Run, queue: Path) -> None:
+    assert nbs_bus("ack-all", queue).out == b"Acknowledged 0 events\n"
+    assert list(queue.iterdir()) == []
+    assert nbs_bus("publish", queue, "a/b", "t", "low").code == 1
+    assert [p.name for p in queue.iterdir()] == ["processed"]

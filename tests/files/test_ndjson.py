@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from trunkline.cli import main
+from trunkline.cli import ndjson as cli
 from trunkline.errors import InvalidEvent, InvalidName, InvalidOption, StorageError
 from trunkline.files import ndjson
 from trunkline.files.ndjson import Consumer, adoption, make_event, publish
@@ -453,8 +454,9 @@ def test_poll_killed_at_every_step(fast_dir: Path, crash: Crash) -> None:
 
     def act(number: int) -> None:
         sys.stdout = open(fast_dir / f"out{number}", "w")  # noqa: SIM115
-        words = ["ndjson", "poll", "--consumer", "c", "--events-file", log, "--max-events", "2"]
-        assert main([*words, "--offsets-dir", str(fast_dir / f"offsets{number}")]) == 0
+        words = ["poll", "--consumer", "c", "--events-file", log, "--max-events", "2"]
+        words += ["--offsets-dir", str(fast_dir / f"offsets{number}")]
+        assert cli.run(argparse.Namespace(words=words)) == 0
 
     points = crash.points(lambda: act(0), FILES)
     assert len(points) > 100
@@ -470,6 +472,32 @@ def test_poll_killed_at_every_step(fast_dir: Path, crash: Crash) -> None:
             left = sorted(p.name for p in offsets.iterdir())
         assert set(left) <= {".c.cursor", ".c.lock", "c.json"}
         assert killed or (printed, rest) == (["t0", "t1"], ["t2"])
+
+
+def test_a_topic_that_is_no_text_stops_nobody(log: str, offsets: str) -> None:
+    raw(log, b'{"topic":["x"]}\n{"topic":{"x":1}}\n{"topic":7}\n')
+    emit(log, "x")
+
+    assert [e["_line"] for e in Consumer("c", log, offsets).poll({"x"}).events] == [4]
+    assert [e["_line"] for e in ndjson.replay(log, {"x"})] == [4]
+    assert len(Consumer("c", log, offsets).poll().events) == 4
+
+
+def test_tidying_up_leaves_consumers_with_similar_names_alone(log: str, offsets: str) -> None:
+    names = ["a", "a.json", "a.json.tmp", "a.cursor.0123abcd"]
+    for name in [*names, *names]:
+        reader = Consumer(name, log, offsets)
+        with reader.lock():
+            reader.commit(reader.poll())
+    litter = [f"{offsets}/a.json.0123abcd.tmp", f"{offsets}/.a.cursor.0123abcd.tmp"]
+    for path in litter:
+        Path(path).write_text("{")
+    with Consumer("a", log, offsets).lock():
+        pass
+
+    found = {state.name: state.polls for state in ndjson.consumers(log, offsets)[1]}
+    assert found == dict.fromkeys(names, 2)
+    assert not any(os.path.exists(path) for path in litter)
 
 
 def test_status_and_replay(trunkline_cli: Run, log: str, offsets: str) -> None:

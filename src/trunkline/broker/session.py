@@ -15,8 +15,11 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from trunkline import access
 from trunkline.access import Principal
+from trunkline.broker.cloudevents import from_cloudevent
 from trunkline.broker.hub import Hub
 from trunkline.broker.subscriber import Held, Subscriber
 from trunkline.bus import Outcome
@@ -30,7 +33,7 @@ from trunkline.errors import (
     ProtocolError,
     TrunklineError,
 )
-from trunkline.event import Event
+from trunkline.event import Event, Receipt, decode_payload
 from trunkline.frames import (
     Ack,
     Auth,
@@ -48,6 +51,7 @@ from trunkline.frames import (
     Published,
     Subscribe,
     Unsubscribe,
+    code_of,
     dump,
     event_of,
     failure_of,
@@ -66,6 +70,23 @@ GOING_AWAY, POLICY, TRY_LATER, UNAUTHORIZED = 1012, 1008, 1013, 4401
 
 Place = tuple[str, int, str]
 Op = Callable[["Session", dict[str, Any]], Any]
+
+
+def read_cloudevents(data: bytes) -> list[Any]:
+    """What a client says whose events are CloudEvents: one to publish, a batch of them, or frames,
+    which have no ``specversion``.
+    """
+    if b'"specversion"' not in data:
+        return list(read_asked(data))
+    try:
+        found = decode_payload(data)
+        if not isinstance(found, list):
+            event = from_cloudevent(found, "")
+            return [Publish(corr=event.id, event=event)]
+        events = [from_cloudevent(one, "") for one in found]
+        return [Publish(corr=events[0].id, events=events)]
+    except TrunklineError as error:
+        return [Bad(ProtocolError(error.message, code=code_of(error)))]
 
 
 class Wire(Protocol):
@@ -92,12 +113,14 @@ class Session:
         who: Principal | None,
         *,
         batch: bool = False,
+        cloudevents: bool = False,
         ops: dict[str, Op] | None = None,
     ) -> None:
         self.hub = hub
         self.who = who or access.NOBODY
         self.is_known = who is not None
         self.batch = batch
+        self.cloudevents = cloudevents
         self.credits: int | None = None
         self.held: dict[Place, dict[int, Held]] = {}
         self.writable = asyncio.Event()
@@ -128,9 +151,13 @@ class Session:
         """Take one wire message. A bad frame is answered and harms nothing else."""
         if self._closed:
             return
-        for frame in read_asked(data):
+        quick = self.is_known and not self.hub.options.rate_frames_s
+        for frame in read_cloudevents(data) if self.cloudevents else read_asked(data):
             try:
-                self._take(frame)
+                if quick and type(frame) is Publish:
+                    self._publish(frame)
+                else:
+                    self._take(frame)
             except TrunklineError as error:
                 self._answer(error, frame)
             except Exception:
@@ -239,20 +266,31 @@ class Session:
             for _, corr in items:
                 self.fail(error, corr, topic=topic)
         else:
-            for receipt, (_, corr) in zip(receipts, items, strict=True):
-                self.tell(
-                    Published(
-                        corr=corr,
-                        topic=topic,
-                        partition=receipt.partition,
-                        offset=receipt.offset,
-                        id=receipt.id,
-                        duplicate=receipt.duplicate,
-                        durability=receipt.durability,
-                    )
-                )
+            self._published(topic, receipts, items)
         self._publishes -= len(items)
         self._let_go_on()
+
+    def _published(
+        self, topic: str, receipts: list[Receipt], items: list[tuple[Event, Corr | None]]
+    ) -> None:
+        if self.batch and len(items) > 1:
+            told = published(receipts, None)
+            corrs = [corr for _, corr in items if corr is not None]
+            if told.receipts is None and len(corrs) == len(items):
+                self.tell(msgspec.structs.replace(told, corrs=corrs))
+                return
+        for receipt, (_, corr) in zip(receipts, items, strict=True):
+            self.tell(
+                Published(
+                    corr=corr,
+                    topic=topic,
+                    partition=receipt.partition,
+                    offset=receipt.offset,
+                    id=receipt.id,
+                    duplicate=receipt.duplicate,
+                    durability=receipt.durability,
+                )
+            )
 
     def _publish_batch(self, frame: Publish, events: list[Event]) -> None:
         if not events:

@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 import msgspec
 
+from trunkline.broker.cloudevents import to_cloudevent
 from trunkline.broker.hub import Hub
 from trunkline.bus import Delivery, Outcome, Start
 from trunkline.buses.stream import LocalSubscription
 from trunkline.clock import Handle
 from trunkline.errors import InvalidFilter, TrunklineError
-from trunkline.event import Event
+from trunkline.event import Event, Record
 from trunkline.frames import (
     From,
     Message,
@@ -29,12 +30,18 @@ from trunkline.where import compile_where
 
 _FRAMES_A_TURN = 64
 
+# How much the bus may lease beyond what the client has: a client that stalls costs no more.
+_AHEAD_BYTES = 128 * 1024
+_AHEAD_RECORDS = 64
+_LIGHT_BYTES = 1024
+
 
 class Owner(Protocol):
     """The session, as one of its subscribers sees it."""
 
     hub: Hub
     batch: bool
+    cloudevents: bool
     credits: int | None
     held: dict[tuple[str, int, str], dict[int, Held]]
     writable: asyncio.Event
@@ -71,6 +78,7 @@ class Subscriber:
         self._whole = frame.form == "event"
         self._held: set[Held] = set()
         self._is_halted = False
+        self._ahead = _AHEAD_RECORDS
         self._timeout_s = 0.0
         self._timer: Handle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -131,7 +139,10 @@ class Subscriber:
     def refill(self) -> None:
         """Let the bus lease no more than may be sent: what is leased and kept here would age."""
         credits = self._session.credits
-        room = self._window if credits is None else min(self._window, len(self._held) + credits)
+        held = len(self._held)
+        room = min(self._window, held + self._ahead)
+        if credits is not None:
+            room = min(room, held + credits)
         if self._is_halted:
             room = 0
         subscription = self.subscription
@@ -149,7 +160,7 @@ class Subscriber:
 
     def let_go(self, one: Held) -> None:
         self._held.discard(one)
-        if self._session.credits is not None:
+        if self._session.credits is not None or len(self._held) + self._ahead < self._window:
             self.refill()
 
     def extend(self, one: Held) -> None:
@@ -192,7 +203,7 @@ class Subscriber:
     def _send(self, batch: list[Delivery]) -> None:
         session = self._session
         now = self._hub.clock.monotonic()
-        again = 0
+        again = total = 0
         if session.credits is not None:
             session.credits -= len(batch)
         for delivery in batch:
@@ -208,7 +219,11 @@ class Subscriber:
             self._held.add(one)
             self._timeout_s = max(self._timeout_s, delivery.lease.until - now)
             again += delivery.attempt > 1
-            session.put(dump(self._message(delivery)))
+            data = self._encoded(delivery)
+            total += len(data)
+            session.put(data)
+            if len(data) > _LIGHT_BYTES:  # it is kept until it is settled: keep its place alone
+                delivery.record = _emptied(delivery.record)
             if delivery.attempt > 1 and self._hub.options.audit:
                 self._hub.system.audit(
                     "redelivery",
@@ -218,12 +233,18 @@ class Subscriber:
                     attempt=delivery.attempt,
                 )
         self._hub.counts.sent(batch[0].topic, len(batch), again)
+        self._ahead = max(16, min(512, _AHEAD_BYTES * len(batch) // total))
+        self.refill()
         if self._timer is None:
             self._arm(now)
 
-    def _message(self, delivery: Delivery) -> Message:
+    def _encoded(self, delivery: Delivery) -> bytes:
         record = delivery.record
-        return Message(
+        if self._session.cloudevents:
+            event = to_cloudevent(record)
+            event |= {"group": delivery.group, "attempt": delivery.attempt}
+            return msgspec.json.encode(event)
+        message = Message(
             topic=delivery.topic,
             partition=record.partition,
             group=delivery.group,
@@ -233,6 +254,7 @@ class Subscriber:
             event=record.event if self._whole else None,
             envelope=None if self._whole else envelope_of(record, delivery.attempt),
         )
+        return dump(message)
 
     def _arm(self, now: float) -> None:
         """A delivery whose ack timeout ran out is no longer in flight: its place is free again."""
@@ -246,6 +268,13 @@ class Subscriber:
         for one in [one for one in self._held if one.until <= now]:
             self._session.finish(one, Outcome.NACK, None, "not settled within the ack timeout")
         self._arm(now)
+
+
+def _emptied(record: Record) -> Record:
+    event = record.event
+    return Record(
+        Event(id=event.id, ts=event.ts, topic=event.topic), record.partition, record.offset
+    )
 
 
 def _start(start: From | None) -> Start:

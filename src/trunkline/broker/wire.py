@@ -28,7 +28,7 @@ from picows.picows import WSProtocol  # type: ignore[attr-defined]
 from trunkline.access import Principal
 from trunkline.broker.hub import Hub
 from trunkline.broker.session import Op, Session
-from trunkline.frames import SUBPROTOCOL, SUBPROTOCOLS
+from trunkline.frames import CLOUDEVENTS, SUBPROTOCOL, SUBPROTOCOLS
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +84,13 @@ def _name_of(host: str) -> str:
 class Listener(WSListener):
     """One connection, from the handshake to its end."""
 
-    def __init__(self, hub: Hub, who: Principal | None, batch: bool, ops: dict[str, Op]) -> None:
+    def __init__(
+        self, hub: Hub, who: Principal | None, subprotocol: str | None, ops: dict[str, Op]
+    ) -> None:
         self._hub = hub
         self._who = who
-        self._batch = batch
+        self._batch = subprotocol == SUBPROTOCOL
+        self._cloudevents = subprotocol == CLOUDEVENTS
         self._ops = ops
         self._parts: list[bytes] = []
         self._size = 0
@@ -99,7 +102,14 @@ class Listener(WSListener):
         self._transport = transport
         self._raw = transport.underlying_transport
         self._raw.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
-        self.session = Session(self._hub, self, self._who, batch=self._batch, ops=self._ops)
+        self.session = Session(
+            self._hub,
+            self,
+            self._who,
+            batch=self._batch,
+            cloudevents=self._cloudevents,
+            ops=self._ops,
+        )
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         kind = frame.msg_type
@@ -189,7 +199,7 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
         wanted = [name.strip() for name in asked.split(",")]
         chosen = next((name for name in SUBPROTOCOLS if name in wanted), None)
         extra = {"Sec-WebSocket-Protocol": chosen} if chosen else None
-        listener = Listener(hub, who, chosen == SUBPROTOCOL, ops)
+        listener = Listener(hub, who, chosen, ops)
         return WSUpgradeResponseWithListener(
             WSUpgradeResponse.create_101_response(extra_headers=extra), listener
         )

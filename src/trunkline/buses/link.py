@@ -44,6 +44,7 @@ from trunkline.frames import (
     Message,
     Ping,
     Pong,
+    Published,
     Told,
     dump,
     error_of,
@@ -336,7 +337,11 @@ class Link:
                 logger.exception("a frame could not be taken in")
 
     def _hear(self, frame: Told | Bad) -> None:
-        if isinstance(frame, Message):
+        if isinstance(frame, Published) and frame.corrs is not None:
+            first = frame.offset
+            for index, corr in enumerate(frame.corrs):
+                self._settle(corr, (frame.partition, first + index, frame.durability))
+        elif isinstance(frame, Message):
             self._user.came(frame)
         elif isinstance(frame, Failure):
             if frame.code == "unauthenticated":

@@ -212,11 +212,14 @@ class RemoteBus:
         if not link.room.is_set():
             await link.room.wait()
         corr = link.next_corr()
-        told: Published = await link.ask(
+        told: Published | tuple[int, int, str] = await link.ask(
             corr,
             b'{"type":"PUBLISH","corr":%d,"event":%b}' % (corr, body),
             lambda: b'{"type":"PUBLISH","again":true,"corr":%d,"event":%b}' % (corr, body),
         )
+        if isinstance(told, tuple):  # it was answered together with others
+            partition, offset, durability = told
+            return Receipt(event.topic, partition, offset, event.id, False, durability)
         return Receipt(
             event.topic, told.partition, told.offset, event.id, told.duplicate, told.durability
         )

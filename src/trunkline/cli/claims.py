@@ -176,7 +176,7 @@ def run_import(args: argparse.Namespace) -> int:
     now = datetime.now(UTC)
     code = OK
     for path, actor, moment in rows:
-        # A time to come is a clock that is fast, or a slip of the pen: no reason for a longer lease.
+        # A time to come is a fast clock or a slip of the pen, and no reason for a longer lease.
         left_s = args.ttl - max(0, int((now - moment).total_seconds()))
         if left_s <= 0:
             continue

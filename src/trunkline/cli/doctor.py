@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from trunkline.cli import ERROR, OK, Commands, leaf
 from trunkline.cli.folder import verify_topics
 from trunkline.cli.groups import group_row
-from trunkline.cli.places import at_least, bus_path, bus_url, open_folder
+from trunkline.cli.places import URL, at_least, bus_path, bus_url, open_folder
 from trunkline.cli.render import Output, progress, size
 from trunkline.dead import DESK
-from trunkline.errors import Corrupt, StorageError, TrunklineError
+from trunkline.errors import Corrupt, NoBus, StorageError, TrunklineError
 from trunkline.log import atomic, upkeep
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.options import TopicOptions
@@ -53,7 +53,15 @@ def register(commands: Commands[Any]) -> None:
 def run_doctor(args: argparse.Namespace) -> int:
     out = Output(args)
     found: list[Diagnosis] = []
-    with closing(_open(args, found)) as folder:
+    try:
+        opened = _open(args, found)
+    except NoBus:
+        # Whether to go on from a bare NDJSON file is a question of trees that have no bus yet.
+        found += _adoption() if bus_url(args) == URL else ()
+        if not found:
+            raise
+        return _tell(out, found)
+    with closing(opened) as folder:
         found += _storage(folder)
         try:
             topics = folder.topics()
@@ -82,6 +90,10 @@ def run_doctor(args: argparse.Namespace) -> int:
         found += _members(folder)
         found += _extras(topics)
         found += _adoption()
+    return _tell(out, found)
+
+
+def _tell(out: Output, found: list[Diagnosis]) -> int:
     order = ("error", "warning", "note")
     found.sort(key=lambda diagnosis: order.index(diagnosis.level))
     rows = [diagnosis._asdict() for diagnosis in dict.fromkeys(found)]

@@ -6,6 +6,7 @@ cannot read it reports: a damaged line, or offsets that no file holds, raise ``C
 
 from __future__ import annotations
 
+import contextlib
 import os
 from bisect import bisect_right
 from collections.abc import Callable
@@ -142,12 +143,22 @@ class PartitionReader:
     def _seek(self, when: datetime) -> int:
         head = self.head()
         wanted = int(when.timestamp() * 1_000_000)
+        following: int | None = head.start
         for segment in self._listed(head):
+            if segment.bad or segment.number > head.segment:
+                following = None
+                continue
             active = segment.number == head.segment
-            seal = None if active or segment.bad else segment.seal
-            if (seal and seal.ts < wanted) or (active and head.ts < wanted) or segment.bad:
+            first = segment.first
+            if following is not None and first is not None and first > following:
+                raise self._missing([segment], following)
+            seal = None if active else segment.seal
+            following = seal.last + 1 if seal else following
+            if (seal and seal.ts < wanted) or (active and head.ts < wanted):
                 continue
             end = head.end if active else segment.size()
+            if segment.size() < end:
+                raise self._corrupt(segment, segment.size(), "it is shorter than the head says")
             for place, text in segment.lines(_time_hint(segment, wanted), end):
                 try:
                     line = parse(text)
@@ -156,6 +167,7 @@ class PartitionReader:
                 meta = line.meta
                 if meta is not None and meta.ts >= when and line.offset >= head.start:
                     return line.offset
+                following = line.offset + 1 if seal is None else following
         return head.next
 
     def segment_of(self, offset: int) -> int:
@@ -165,8 +177,9 @@ class PartitionReader:
     def _segment_of(self, offset: int) -> int:
         number = 1
         for segment in self.files():
-            if not segment.bad and (segment.first or offset + 1) <= max(offset, 1):
-                number = segment.number
+            with contextlib.suppress(Corrupt):  # whoever reads it says so
+                if not segment.bad and (segment.first or offset + 1) <= max(offset, 1):
+                    number = segment.number
         return number
 
     def files(self) -> list[Segment]:
@@ -231,9 +244,9 @@ class PartitionReader:
         while records and records[-1].offset >= after:
             records.pop()  # written before a failed sync, never acknowledged, numbered anew since
         if not records:
-            if not active and start < after and not self._may_miss(segment):
+            if start < after and not self._may_miss(segment):
                 raise self._missing([segment], start)
-            return [], 0, max(after, start + 1) if active else after
+            return [], 0, after
         first, last = records[0].offset, records[-1].offset
         if (first != start or last - first != len(records) - 1) and not self._may_miss(segment):
             raise self._corrupt(segment, position, f"offset {start} is missing")

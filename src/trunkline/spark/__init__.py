@@ -1,0 +1,8 @@
+"""The log as a Spark table. ``session()`` is where to start."""
+
+from __future__ import annotations
+
+from trunkline.spark.said import cause_of
+from trunkline.spark.start import session
+
+__all__ = ["cause_of", "session"]

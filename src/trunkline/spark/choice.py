@@ -1,0 +1,356 @@
+"""What a query asks for: the reader's options, and the offsets they mean in a given log.
+
+The names and meanings are those of Spark's Kafka source. Offsets count from 1; in JSON -2 stands
+for the earliest and -1 for the latest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, NamedTuple, cast
+
+import msgspec
+
+from trunkline.errors import InvalidOption, NotFound
+from trunkline.spark.extents import Catalog
+from trunkline.spark.scan import BadRecords, OffsetRange, lost
+from trunkline.topics import check_group, check_pattern, check_topic, is_pattern, matches
+
+Place = dict[str, dict[str, int]]  # topic -> partition -> offset, as a checkpoint keeps it
+Edge = Literal["starting", "ending"]
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+_STREAM_ONLY: Final = frozenset(
+    {"maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"}
+    | {"groupId", "latencyMode"}
+)
+_BATCH_ONLY: Final = frozenset({"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"})
+_BOTH: Final = frozenset(
+    {"url", "path", "subscribe", "subscribePattern", "assign", "startingOffsets"}
+    | {"startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"}
+    | {"minPartitions", "failOnDataLoss", "includeHeaders", "eventTypes", "spaces", "badRecords"}
+    | {"tier", "lake"}
+)
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """The options, read and checked. Made by ``read_options``."""
+
+    root: str
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    assign: dict[str, tuple[int, ...]] = {}
+    starting: Any = "earliest"
+    ending: Any = "latest"
+    unmatched: Literal["error", "latest"] = "error"
+    min_partitions: int = 0
+    fail_on_data_loss: bool = True
+    headers: bool = False
+    types: frozenset[str] = frozenset()
+    spaces: frozenset[str] = frozenset()
+    bad_records: BadRecords = "fail"
+    rows_max: int = 0
+    bytes_max: int = 0
+    rows_min: int = 0
+    wait_s: float = 900.0
+    group: str = ""
+    low_latency: bool = False
+    lake: str = ""
+
+
+class When(NamedTuple):
+    """A moment, in place of an offset."""
+
+    at: datetime
+
+
+def folder_of(options: Mapping[str, str]) -> str:
+    """The folder that option ``url`` (or ``path``) names, as every executor can find it."""
+    url = options.get("url") or options.get("path") or os.environ.get("TRUNKLINE_URL") or ""
+    if not url:
+        raise InvalidOption("option 'url' is missing", hint="for example file:.bus")
+    scheme, colon, place = url.partition(":")
+    if not colon or scheme not in ("file", "memory", "ws", "wss", "http", "https", "nats"):
+        scheme, place = "file", url
+    if scheme != "file" or not place or "://" in url.removeprefix("file://"):
+        raise InvalidOption(
+            f"Spark reads a bus in a folder, not {url!r}", hint="for example url=file:.bus"
+        )
+    return os.path.abspath(place.removeprefix("//") if place.startswith("///") else place)
+
+
+def read_options(options: Mapping[str, str], *, stream: bool) -> Selection:
+    """Check what was typed; ``InvalidOption`` says what is wrong and what to type instead."""
+    given = _named(options, stream)
+    chosen = [name for name in ("subscribe", "subscribePattern", "assign") if given.get(name)]
+    if len(chosen) != 1:
+        raise InvalidOption(
+            "give one of the options subscribe, subscribePattern and assign"
+            + (f", not {' and '.join(chosen)}" if chosen else ""),
+            hint="for example subscribe=orders,payments",
+        )
+    default = "latest" if stream else "earliest"
+    starting = _edge(given, "starting", default)
+    if starting == "latest" and not stream:
+        raise InvalidOption("startingOffsets=latest reads nothing in a batch", hint="use earliest")
+    subscribe = _names(given.get("subscribe", ""))
+    for name in subscribe:
+        check_topic(name) if not is_pattern(name) else check_pattern(name)
+    if given.get("groupId"):
+        check_group(given["groupId"])
+    return Selection(
+        root=folder_of(options),
+        topics=subscribe,
+        pattern=given.get("subscribePattern", ""),
+        assign=_assigned(given.get("assign", "")),
+        starting=starting,
+        ending=_edge(given, "ending", "latest"),
+        unmatched=_one_of(given, "startingOffsetsByTimestampStrategy", ("error", "latest")),
+        min_partitions=_number(given, "minPartitions"),
+        fail_on_data_loss=_switch(given, "failOnDataLoss", True),
+        headers=_switch(given, "includeHeaders", False),
+        types=frozenset(_names(given.get("eventTypes", ""))),
+        spaces=frozenset(_names(given.get("spaces", ""))),
+        bad_records=_one_of(given, "badRecords", ("fail", "column", "skip")),
+        rows_max=_number(given, "maxOffsetsPerTrigger"),
+        bytes_max=_bytes(given, "maxBytesPerTrigger"),
+        rows_min=_number(given, "minOffsetsPerTrigger"),
+        wait_s=_duration(given.get("maxTriggerDelay", "15m")),
+        group=given.get("groupId", ""),
+        low_latency=_one_of(given, "latencyMode", ("throughput", "low")) == "low",
+        lake=_lake(given),
+    )
+
+
+def _lake(given: dict[str, str]) -> str:
+    tier = _one_of(given, "tier", ("log", "auto"))
+    lake = given.get("lake", "")
+    if tier == "auto" and not lake:
+        raise InvalidOption("tier=auto needs option lake, the folder of the lake")
+    return os.path.abspath(lake.removeprefix("file:")) if lake and tier == "auto" else ""
+
+
+def _named(options: Mapping[str, str], stream: bool) -> dict[str, str]:
+    """The options under their proper names: Spark hands them over in lower case."""
+    known = _BOTH | (_STREAM_ONLY if stream else _BATCH_ONLY)
+    proper = {name.lower(): name for name in known}
+    other = {name.lower(): name for name in (_BATCH_ONLY if stream else _STREAM_ONLY)}
+    given = {}
+    for key, value in options.items():
+        name = proper.get(key.lower())
+        if name is not None:
+            given[name] = value
+        elif key.lower() in other:
+            kind, instead = ("stream", "batch") if stream else ("batch", "stream")
+            raise InvalidOption(
+                f"option {other[key.lower()]} is for a {instead}, this is a {kind}",
+                hint="remove it",
+            )
+        else:
+            close = difflib.get_close_matches(key.lower(), proper, 1)
+            hint = f"did you mean {proper[close[0]]}?" if close else f"known: {_list(known)}"
+            raise InvalidOption(f"there is no option {key}", hint=hint)
+    return given
+
+
+def _list(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise InvalidOption(
+            f"{name}={text!r} is no JSON: {error}", hint='for example {"orders":{"0":23,"1":-2}}'
+        ) from None
+
+
+def _assigned(text: str) -> dict[str, tuple[int, ...]]:
+    if not text:
+        return {}
+    try:
+        return msgspec.convert(_json("assign", text), dict[str, tuple[int, ...]])
+    except msgspec.ValidationError:
+        raise InvalidOption(
+            f"assign={text!r} does not name partitions", hint='for example {"orders":[0,1]}'
+        ) from None
+
+
+def _edge(given: dict[str, str], edge: Edge, default: str) -> Any:
+    """``earliest``, ``latest``, a ``When`` for all, or ``{topic: {partition: offset | When}}``."""
+    if text := given.get(f"{edge}Timestamp"):
+        return When(_moment(f"{edge}Timestamp", text))
+    if text := given.get(f"{edge}OffsetsByTimestamp"):
+        name = f"{edge}OffsetsByTimestamp"
+        return {
+            topic: {int(p): When(_moment(name, str(at))) for p, at in parts.items()}
+            for topic, parts in _by_partition(name, text).items()
+        }
+    text = given.get(f"{edge}Offsets", default)
+    if text in ("earliest", "latest"):
+        if text == "earliest" and edge == "ending":
+            raise InvalidOption("endingOffsets=earliest reads nothing", hint="use latest")
+        return text
+    found = _by_partition(f"{edge}Offsets", text)
+    placed = {topic: {int(p): int(at) for p, at in ps.items()} for topic, ps in found.items()}
+    for topic, parts in placed.items():
+        for partition, at in parts.items():
+            if at < EARLIEST or at == 0 or (edge == "ending" and at == EARLIEST):
+                raise InvalidOption(
+                    f"{edge}Offsets: {topic}/{partition} cannot be {at}",
+                    hint="offsets count from 1; -1 is the latest"
+                    + (", -2 the earliest" if edge == "starting" else ""),
+                )
+    return placed
+
+
+def _by_partition(name: str, text: str) -> dict[str, dict[str, int | str]]:
+    try:
+        return msgspec.convert(_json(name, text), dict[str, dict[str, int | str]])
+    except msgspec.ValidationError:
+        raise InvalidOption(
+            f"{name}={text!r} does not say which partition",
+            hint='for example {"orders":{"0":23,"1":-2}}',
+        ) from None
+
+
+def _moment(name: str, text: str) -> datetime:
+    try:
+        if text.isdigit():
+            return datetime.fromtimestamp(int(text) / 1000, UTC)
+        when = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise InvalidOption(
+            f"{name}={text!r} is no time", hint="epoch milliseconds, or 2026-01-31T12:00:00Z"
+        ) from None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def _number(given: dict[str, str], name: str) -> int:
+    text = given.get(name, "0")
+    if not text.isdigit():
+        raise InvalidOption(f"{name}={text!r} is no number of at least 0")
+    return int(text)
+
+
+def _bytes(given: dict[str, str], name: str) -> int:
+    found = re.fullmatch(r"(\d+)\s*([kmg]?)b?", given.get(name, "0").lower())
+    if found is None:
+        raise InvalidOption(f"{name}={given[name]!r} is no size", hint="for example 64m")
+    return int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]]
+
+
+def _duration(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", text)
+    if found is None:
+        raise InvalidOption(f"maxTriggerDelay={text!r} is no duration", hint="for example 15m")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _switch(given: dict[str, str], name: str, default: bool) -> bool:
+    text = given.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise InvalidOption(f"{name}={text!r}", hint="true or false")
+    return text == "true"
+
+
+def _one_of(given: dict[str, str], name: str, words: tuple[str, ...]) -> Any:
+    text = given.get(name, words[0]).lower()
+    if text not in words:
+        raise InvalidOption(f"{name}={text!r}", hint=" or ".join(words))
+    return text
+
+
+# -- what they mean in a log ---------------------------------------------------------------------
+
+
+def chosen_partitions(catalog: Catalog, choice: Selection) -> list[tuple[str, int]]:
+    """The partitions to read, in order; ``NotFound`` if a named topic is not there."""
+    topics = catalog.topics()
+    if choice.assign:
+        for topic, partitions in choice.assign.items():
+            count = catalog.partitions(topic)
+            if any(not 0 <= partition < count for partition in partitions):
+                raise NotFound(f"{topic} has partitions 0 to {count - 1}", topic=topic)
+        return sorted((t, p) for t, parts in choice.assign.items() for p in set(parts))
+    if choice.pattern:
+        try:
+            shape = re.compile(choice.pattern)
+        except re.error as error:
+            raise InvalidOption(f"subscribePattern: {error}", hint="a regular expression") from None
+        names = [name for name in topics if shape.fullmatch(name)]
+    else:
+        names = []
+        for name in choice.topics:
+            if is_pattern(name):
+                names += [topic for topic in topics if matches(name, topic)]
+            else:
+                catalog.partitions(name)
+                names.append(name)
+    return sorted((name, number) for name in set(names) for number in range(topics[name]))
+
+
+def resolve(catalog: Catalog, choice: Selection, edge: Edge) -> Place:
+    """The offset each partition starts at, or the one it ends before."""
+    wanted = choice.starting if edge == "starting" else choice.ending
+    place: Place = {}
+    for topic, partition in chosen_partitions(catalog, choice):
+        at = wanted
+        if isinstance(wanted, dict):
+            at = wanted.get(topic, {}).get(partition)
+            if at is None:
+                raise InvalidOption(
+                    f"{edge}Offsets does not say where {topic}/{partition} is to {edge[:-3]}",
+                    hint="name every partition, -1 for the latest",
+                )
+        offset = _offset(catalog, choice, (topic, partition), at, edge)
+        place.setdefault(topic, {})[str(partition)] = offset
+    return place
+
+
+def _offset(
+    catalog: Catalog, choice: Selection, where: tuple[str, int], at: Any, edge: Edge
+) -> int:
+    reader = catalog.reader(*where)
+    head = reader.head()
+    if at in ("earliest", EARLIEST):
+        return head.start
+    if at in ("latest", LATEST):
+        return head.next
+    if isinstance(at, When):
+        found = reader.seek(at.at)
+        if found == head.next and edge == "starting" and choice.unmatched == "error":
+            raise NotFound(
+                f"{where[0]}/{where[1]} has no record at or after {at.at.isoformat()}",
+                hint="startingOffsetsByTimestampStrategy=latest starts at the end instead",
+            )
+        return found
+    offset = cast(int, at)
+    if head.start <= offset <= head.next:
+        return offset
+    if choice.lake and offset < head.start:
+        return offset
+    if choice.fail_on_data_loss:
+        raise lost(*where, offset, head)
+    return min(max(offset, head.start), head.next)
+
+
+def spans_between(start: Place, end: Place) -> list[OffsetRange]:
+    """The spans of every partition that has something between two places."""
+    return [
+        OffsetRange(topic, int(partition), start[topic][partition], offset)
+        for topic, partitions in end.items()
+        for partition, offset in partitions.items()
+        if offset > start[topic][partition]
+    ]

@@ -1,0 +1,147 @@
+"""A real standalone cluster on this machine: a master and workers from the pip package alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import msgspec
+
+from trunkline.errors import StorageError, TrunklineError
+from trunkline.spark.start import prepare_environment
+
+
+@dataclass
+class Cluster:
+    """``with Cluster(...) as cluster:`` then ``session(master=cluster.url)``."""
+
+    folder: str
+    workers: int = 2
+    cores: int = 1
+    memory: str = "1g"
+    port: int = 17077
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"spark://127.0.0.1:{self.port}"
+
+    @property
+    def page(self) -> str:
+        return f"http://127.0.0.1:{self.port + 1003}"
+
+    def start(self, timeout_s: float = 90.0) -> None:
+        """Returns when every worker has joined."""
+        master = "org.apache.spark.deploy.master.Master"
+        page = str(self.port + 1003)
+        self._run(
+            "master",
+            [master, "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", page],
+        )
+        self._wait(0, timeout_s)
+        worker = "org.apache.spark.deploy.worker.Worker"
+        for number in range(self.workers):
+            place = os.path.join(self.folder, f"worker-{number}")
+            self._run(
+                f"worker-{number}",
+                [
+                    worker,
+                    "--host",
+                    "127.0.0.1",
+                    "--cores",
+                    str(self.cores),
+                    "--memory",
+                    self.memory,
+                    "--webui-port",
+                    str(self.port + 1004 + number),
+                    "--work-dir",
+                    place,
+                    self.url,
+                ],
+            )
+        self._wait(self.workers, timeout_s)
+
+    def stop(self) -> None:
+        for process in reversed(self.processes):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.processes.clear()
+
+    def __enter__(self) -> Cluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self, name: str, words: list[str]) -> None:
+        import pyspark
+
+        prepare_environment()
+        os.makedirs(self.folder, exist_ok=True)
+        home = os.path.dirname(pyspark.__file__)
+        environment = {**os.environ, "SPARK_HOME": home, "SPARK_DAEMON_MEMORY": "384m"}
+        try:
+            with open(os.path.join(self.folder, f"{name}.log"), "ab") as log:
+                process = subprocess.Popen(
+                    [os.path.join(home, "bin", "spark-class"), *words],
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                )
+        except OSError as error:
+            raise StorageError(f"cannot start {name}: {error}") from error
+        self.processes.append(process)
+
+    def _wait(self, workers: int, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for process in self.processes:
+                if process.poll() is not None:
+                    raise TrunklineError(
+                        f"a part of the cluster ended with status {process.returncode}",
+                        hint=f"see the logs in {self.folder}; is port {self.port} taken?",
+                    )
+            if self._alive() >= workers:
+                return
+            time.sleep(0.25)
+        raise TrunklineError(
+            f"the cluster did not come up in {timeout_s:.0f} s",
+            hint=f"see the logs in {self.folder}",
+        )
+
+    def _alive(self) -> int:
+        try:
+            with urlopen(f"{self.page}/json/", timeout=5) as answer:
+                state = msgspec.json.decode(answer.read())
+        except (URLError, OSError, msgspec.DecodeError):
+            return -1
+        return sum(one.get("state") == "ALIVE" for one in state.get("workers", []))
+
+
+def cluster_settings() -> dict[str, str]:
+    """What a session on a cluster needs besides its address: executors that find this package."""
+    import sys
+
+    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return {
+        "spark.executorEnv.PYTHONPATH": here,
+        "spark.executor.memory": "1g",
+        "spark.pyspark.python": sys.executable,
+    }

@@ -1,0 +1,155 @@
+"""Which file holds which offsets, and how many bytes lie between two of them.
+
+An extent is what counts of one segment: ``first <= offset < after``. Where a sync failed, the log
+went on in a new segment with the same offsets, so a segment may hold lines that no longer count.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from trunkline.errors import Corrupt, NoBus, NotFound
+from trunkline.log import layout
+from trunkline.log.head import Head
+from trunkline.log.reader import PartitionReader
+from trunkline.log.segment import Segment
+from trunkline.topics import check_topic
+
+
+class Extent(NamedTuple):
+    segment: Segment
+    first: int
+    after: int
+    size: int  # in bytes, without what the head does not show
+    is_last: bool
+
+    @property
+    def has_holes(self) -> bool:
+        return not self.is_last and self.segment.seal is not None and self.segment.holes
+
+
+def list_extents(reader: PartitionReader, head: Head) -> list[Extent]:
+    """What can be read, in order. Offsets between two extents are in no readable file."""
+    segments = [s for s in reader.files() if s.number <= head.segment]
+    found: list[Extent] = []
+    for at, segment in enumerate(segments):
+        if segment.bad or segment.first is None:
+            continue
+        is_last = segment.number == head.segment
+        after = head.next
+        size = head.end
+        if not is_last:
+            size = segment.size()
+            follower = next((s for s in segments[at + 1 :] if s.bad or s.first is not None), None)
+            seal = segment.seal
+            if follower is not None and not follower.bad and follower.first is not None:
+                after = follower.first
+            elif seal is not None:
+                after = seal.last + 1
+        if size and segment.first < after:
+            found.append(Extent(segment, segment.first, after, size, is_last))
+    return found
+
+
+def bytes_between(extent: Extent, start: int, end: int) -> int:
+    """About how many bytes of lines ``[start, end)`` is, by the index alone."""
+    low = 0 if start <= extent.first else _position(extent, start)
+    high = extent.size if end >= extent.after else _position(extent, end)
+    share = extent.size * (end - start) // max(1, extent.after - extent.first)
+    return max(high - low, min(share, 1))
+
+
+def _position(extent: Extent, offset: int) -> int:
+    """Where ``offset`` lies, between two entries of the index by the rule of three."""
+    entries = extent.segment.entries()
+    at = bisect_right(entries, offset, key=lambda entry: entry.offset) - 1
+    low = entries[at][:2] if at >= 0 else (extent.first, 0)
+    high = entries[at + 1][:2] if at + 1 < len(entries) else (extent.after, extent.size)
+    low, high = (low[0], min(low[1], extent.size)), (high[0], min(high[1], extent.size))
+    span = max(1, high[0] - low[0])
+    return low[1] + (high[1] - low[1]) * min(offset - low[0], span) // span
+
+
+def cut_by_bytes(extents: list[Extent], start: int, end: int, budget: int) -> int:
+    """The highest offset up to ``end`` such that ``[start, offset)`` takes about ``budget`` bytes,
+    and at least one record.
+    """
+    for extent in extents:
+        low, high = max(start, extent.first), min(end, extent.after)
+        if low >= high:
+            continue
+        size = bytes_between(extent, low, high)
+        if size <= budget:
+            budget -= size
+            continue
+        lowest, highest = low, high
+        while highest - lowest > 1:
+            middle = (lowest + highest) // 2
+            if bytes_between(extent, low, middle) <= budget:
+                lowest = middle
+            else:
+                highest = middle
+        return max(lowest, start + 1)
+    return end
+
+
+class Catalog:
+    """The topics of a bus folder and where their partitions end. Reads; never writes."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._readers: dict[tuple[str, int], PartitionReader] = {}
+        if not os.path.isdir(os.path.join(root, "wal")):
+            raise NoBus(
+                f"there is no bus at {root}",
+                path=root,
+                hint="option url names it, for example file:.bus; trunkline init makes one",
+            )
+
+    def topics(self) -> dict[str, int]:
+        """Every topic, with the number of its partitions."""
+        found: dict[str, int] = {}
+        path = os.path.join(self.root, "topics.json")
+        try:
+            with open(path, "rb") as file:
+                stored = msgspec.json.decode(file.read(), type=dict[str, dict[str, object]])
+        except FileNotFoundError:
+            stored = {}
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"topics.json is damaged: {error}", path=path, position=0) from error
+        for name, options in stored.items():
+            found[name] = msgspec.convert(options.get("partitions", 1), int)
+        for folder in ("wal", "dlq"):
+            for topic, partition in self._heads(folder):
+                found[topic] = max(found.get(topic, 1), partition + 1)
+        return found
+
+    def _heads(self, folder: str) -> Iterator[tuple[str, int]]:
+        place = os.path.join(self.root, folder)
+        for name in sorted(os.listdir(place)) if os.path.isdir(place) else []:
+            if name.endswith(".head"):
+                yield layout.parse_stem(name.removesuffix(".head"), folder == "dlq")
+
+    def partitions(self, topic: str) -> int:
+        count = self.topics().get(check_topic(topic))
+        if count is None:
+            raise NotFound(
+                f"there is no topic {topic}", topic=topic, hint="'trunkline topic ls' lists them"
+            )
+        return count
+
+    def reader(self, topic: str, partition: int) -> PartitionReader:
+        key = (topic, partition)
+        if key not in self._readers:
+            self._readers[key] = PartitionReader(self.root, topic, partition)
+        return self._readers[key]
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()

@@ -1,0 +1,48 @@
+"""What fails, and how often: dead letters by the shape of their error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trunkline.spark.pipelines import pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# What differs between two errors of one kind: hex, numbers, quoted words, paths.
+SIGNATURE = (
+    r"regexp_replace(regexp_replace(regexp_replace(error, '\'[^\']*\'|\"[^\"]*\"', '…'),"
+    r" '(0x)?[0-9a-fA-F]{8,}(-[0-9a-fA-F]+)*', '#'), '[0-9]+(\\.[0-9]+)?', '#')"
+)
+
+
+@pipeline(
+    "dead_letters",
+    about="dead letters grouped by what their error comes down to",
+    topics="*.DLQ",
+    columns="headers,timestamp,id",
+    chart=("signature", "letters"),
+)
+def transform(df: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    letters = df.selectExpr(
+        "headers['dlq-topic'] AS topic",
+        "headers['dlq-group'] AS `group`",
+        "headers['dlq-reason'] AS reason",
+        "coalesce(headers['dlq-error'], '') AS error",
+        "CAST(headers['dlq-offset'] AS BIGINT) AS origin",
+        "timestamp",
+    ).where("topic IS NOT NULL")
+    return (
+        letters.withColumn("signature", f.expr(SIGNATURE))
+        .groupBy("topic", "group", "reason", "signature")
+        .agg(
+            f.count("*").alias("letters"),
+            f.min("timestamp").alias("first_seen"),
+            f.max("timestamp").alias("last_seen"),
+            f.slice(f.collect_set("error"), 1, 3).alias("examples"),
+            f.slice(f.sort_array(f.collect_set("origin")), 1, 10).alias("offsets"),
+        )
+        .orderBy(f.desc("letters"))
+    )

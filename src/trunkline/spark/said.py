@@ -1,0 +1,32 @@
+"""What an error of Spark comes down to: the one line that this package said, without the rest."""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import TracebackType
+
+_OURS = re.compile(r"^(?:\w+: )?trunkline\.errors\.\w+: (?P<said>.+)$", re.MULTILINE)
+
+
+def cause_of(error: BaseException) -> str | None:
+    """The message of the Trunkline error inside an error of Spark, if there is one."""
+    found = _OURS.findall(str(error))
+    return found[-1].strip() if found else None
+
+
+def install_hook() -> None:
+    """Let an error that nobody caught begin with what is to be done, not with a stack of Java."""
+    before = sys.excepthook
+    if getattr(before, "from_trunkline", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        said = cause_of(error)
+        if said is None:
+            before(kind, error, trace)
+        else:
+            sys.stderr.write(f"trunkline: {said}\n")
+
+    hook.from_trunkline = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

@@ -1,0 +1,296 @@
+"""Reading offset ranges of the log as Arrow batches, anywhere: no lock, no bus, nothing written.
+
+A range names offsets, not bytes, and finds its bytes by the index when it is read. So it still
+means the same after a segment was compacted or compressed between planning and reading.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+from zlib import crc32
+
+import pyarrow as pa
+
+from trunkline.errors import Corrupt, OutOfRange
+from trunkline.log.head import Head
+from trunkline.log.line import Damaged, is_intact, offset_at
+from trunkline.log.reader import PartitionReader
+from trunkline.log.segment import Segment
+from trunkline.spark.columns import CORRUPT
+from trunkline.spark.extents import Extent, list_extents
+from trunkline.spark.parse import SMALL, corrupt_row, keep_only, parse_lines
+
+_CHUNK = 8 * 1024 * 1024
+# Checking a whole segment by its sum is this many times faster than line by line.
+_SUM_GAIN = 12
+
+BadRecords = Literal["fail", "column", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """The offsets ``start <= offset < end`` of one partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanOptions:
+    """What is read of a span, wherever it is read."""
+
+    root: str
+    names: tuple[str, ...]
+    bad_records: BadRecords = "fail"
+    fail_on_data_loss: bool = True
+    types: frozenset[str] = frozenset()
+    spaces: frozenset[str] = frozenset()
+
+
+def scan(span: OffsetRange, options: ScanOptions) -> Iterator[pa.RecordBatch]:
+    """The records of a span in order."""
+    reader = PartitionReader(options.root, span.topic, span.partition)
+    try:
+        yield from _Scan(span, options, reader).batches()
+    finally:
+        reader.close()
+
+
+class _Scan:
+    def __init__(self, span: OffsetRange, options: ScanOptions, reader: PartitionReader) -> None:
+        self._span = span
+        self._options = options
+        self._reader = reader
+        shown = options.names
+        self._extra = [
+            name
+            for name, wanted in (("type", options.types), ("space", options.spaces))
+            if wanted and name not in shown
+        ]
+        self._names = (*shown, *self._extra)
+        if "offset" not in self._names:
+            self._names = (*self._names, "offset")
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        span = self._span
+        head = self._reader.head()
+        cursor = self._check_bounds(head)
+        for attempt in range(5):
+            try:
+                for extent in list_extents(self._reader, head):
+                    low, high = max(cursor, extent.first), min(span.end, extent.after)
+                    if low >= high:
+                        continue
+                    if low > cursor:
+                        yield from self._missing(cursor, low)
+                    for batch in self._read(extent, low, high, head):
+                        cursor = self._after(batch, cursor)
+                        yield from self._shown(batch)
+                    cursor = high
+                if cursor < span.end:
+                    yield from self._missing(cursor, span.end)
+                return
+            except FileNotFoundError:  # replaced or removed since it was listed: go on from here
+                cursor, head = self._look_again(cursor)
+            except Corrupt:
+                # A compressed segment that was replaced does not fit its new index.
+                if attempt or not any(s.packed for s in self._reader.files()):
+                    raise
+                cursor, head = self._look_again(cursor)
+        raise Corrupt(f"the files of {span.topic}/{span.partition} come and go", position=0)
+
+    def _look_again(self, cursor: int) -> tuple[int, Head]:
+        self._reader.forget()
+        head = self._reader.head()
+        if cursor < head.start and self._options.fail_on_data_loss:
+            raise lost(self._span.topic, self._span.partition, cursor, head)
+        return max(cursor, head.start), head
+
+    def _after(self, batch: pa.RecordBatch, cursor: int) -> int:
+        last = batch.column("offset")[-1].as_py() if batch.num_rows else None
+        return cursor if last is None else last + 1
+
+    def _check_bounds(self, head: Head) -> int:
+        span = self._span
+        if span.start < head.start:
+            if self._options.fail_on_data_loss and span.end > span.start:
+                raise lost(span.topic, span.partition, span.start, head)
+            return min(head.start, span.end)
+        if span.end > head.next:
+            raise lost(span.topic, span.partition, span.end, head)
+        return span.start
+
+    def _shown(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        options = self._options
+        if options.types and not self._is_corrupt(batch):
+            batch = keep_only(batch, "type", options.types)
+        if options.spaces and not self._is_corrupt(batch):
+            batch = keep_only(batch, "space", options.spaces)
+        if batch.num_rows:
+            yield batch.select(list(options.names))
+
+    def _is_corrupt(self, batch: pa.RecordBatch) -> bool:
+        if CORRUPT not in batch.schema.names:
+            return False
+        return bool(batch.num_rows == 1 and batch.column(CORRUPT)[0].is_valid)
+
+    def _read(self, extent: Extent, low: int, high: int, head: Head) -> Iterator[pa.RecordBatch]:
+        segment = extent.segment
+        begin = 0 if low == extent.first else segment.locate(low, extent.size)
+        end = extent.size if high == extent.after else segment.locate(high, extent.size)
+        trusted = self._is_trusted(extent, end - begin, head)
+        bulk = end - begin > SMALL
+        seen = 0
+        for position, data in _chunks(segment, begin, end):
+            if not trusted:
+                good: list[bytes] = []
+                for line in bytes(data).split(b"\n")[:-1]:
+                    if is_intact(line):
+                        good.append(line)
+                    else:
+                        yield from self._damaged(segment, position, line)
+                    position += len(line) + 1
+                data = b"\n".join([*good, b""])
+            batch = self._parse(data, low, high, bulk=bulk)
+            seen += batch.num_rows
+            yield batch
+        if seen < high - low and not extent.has_holes and self._options.bad_records == "fail":
+            raise self._corrupt(segment, begin, f"{high - low - seen} records are missing in it")
+
+    def _parse(
+        self, data: bytes | memoryview, low: int, high: int, *, bulk: bool
+    ) -> pa.RecordBatch:
+        span = self._span
+        batch = parse_lines(data, span.topic, span.partition, self._names, bulk=bulk)
+        if batch.num_rows:
+            offsets = batch.column("offset")
+            # Only a segment that a failed sync left behind holds more than its extent.
+            if offsets[0].as_py() < low or offsets[-1].as_py() >= high:
+                import pyarrow.compute as pc
+
+                inside = pc.and_(pc.greater_equal(offsets, low), pc.less(offsets, high))
+                batch = batch.filter(inside)
+        return batch
+
+    def _is_trusted(self, extent: Extent, size: int, head: Head) -> bool:
+        """Whether the whole segment fits its sum; if so its lines need not be checked one by one.
+        A compressed one carries a checksum of every frame.
+        """
+        segment = extent.segment
+        if segment.packed:
+            return True
+        seal = segment.seal if not extent.is_last else None
+        wanted = f"{head.sum:08x}" if extent.is_last else (seal.sum if seal else None)
+        if wanted is None or size * _SUM_GAIN < extent.size:
+            return False
+        sum_ = 0
+        for _, data in _chunks(segment, 0, extent.size):
+            sum_ = crc32(data, sum_)
+        return f"{sum_:08x}" == wanted
+
+    def _damaged(self, segment: Segment, position: int, line: bytes) -> Iterator[pa.RecordBatch]:
+        if self._options.bad_records == "fail":
+            raise self._corrupt(segment, position, "the checksum does not fit")
+        if self._options.bad_records == "column":
+            span = self._span
+            text = line.decode("utf-8", "replace")
+            offset = offset_at(line[:64])
+            yield corrupt_row(span.topic, span.partition, offset, text, self._names)
+
+    def _missing(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        span = self._span
+        named = f"offset {start}" if end == start + 1 else f"offsets {start} to {end - 1}"
+        text = f"{named} of {span.topic}/{span.partition} are in no readable file"
+        bad = [s for s in self._reader.files() if s.bad]
+        if bad:
+            text += f": see {os.path.basename(bad[0].path)}"
+        if self._options.bad_records == "fail":
+            raise Corrupt(
+                text,
+                path=bad[0].path if bad else "",
+                position=0,
+                hint="run 'trunkline doctor --salvage', or read with option badRecords=column",
+            )
+        if self._options.bad_records == "column":
+            yield corrupt_row(span.topic, span.partition, start, text, self._names)
+
+    def _corrupt(self, segment: Segment, position: int, why: str) -> Corrupt:
+        return Corrupt(
+            f"{os.path.relpath(segment.path, self._options.root)} is damaged at byte {position}: "
+            f"{why}",
+            path=segment.path,
+            position=position,
+            hint="run 'trunkline verify', or read with option badRecords=column",
+        )
+
+
+def lost(topic: str, partition: int, offset: int, head: Head) -> OutOfRange:
+    trimmed = offset < head.start
+    return OutOfRange(
+        f"{topic}/{partition} has offsets {head.start} to {head.next - 1}, not {offset}",
+        offset=offset,
+        first=head.start,
+        next=head.next,
+        hint=(
+            "retention removed it: start at 'earliest', or set failOnDataLoss=false"
+            if trimmed
+            else "it is not written yet, or a crash took it: start at 'latest'"
+        ),
+    )
+
+
+def _chunks(segment: Segment, begin: int, end: int) -> Iterator[tuple[int, bytes | memoryview]]:
+    """``(position, whole lines)`` of a byte range that starts and ends on a line, without the seal.
+    A plain file is mapped, not copied: below its head it never changes.
+    """
+    if begin >= end:
+        return
+    if segment.packed or os.fstat(segment.open()).st_size < end:
+        yield from _copied_chunks(segment, begin, end)
+        return
+    data = mmap.mmap(segment.open(), end, access=mmap.ACCESS_READ)
+    view = memoryview(data)
+    position = begin
+    while position < end:
+        stop = min(position + _CHUNK, end)
+        cut = data.rfind(b"\n", position, stop) + 1
+        if not cut:  # a line that is longer than a chunk, or the file ends in the middle of one
+            cut = data.find(b"\n", stop, end) + 1
+            if not cut:
+                return
+        last = max(position, data.rfind(b"\n", position, cut - 1) + 1)
+        sealed = data[last : last + 8] == b'{"seal":'
+        yield position, view[position : last if sealed else cut]
+        position = cut
+
+
+def _copied_chunks(segment: Segment, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+    position = begin
+    rest = b""
+    while position + len(rest) < end:
+        at = position + len(rest)
+        try:
+            data = segment.read(at, min(_CHUNK, end - at))
+        except Damaged as error:
+            raise Corrupt(
+                f"{os.path.basename(segment.path)} is damaged in its frame at {at}: {error}",
+                path=segment.path,
+                position=at,
+                hint="run 'trunkline verify'",
+            ) from None
+        if not data:
+            return
+        data = rest + data
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            last = data.rfind(b"\n", 0, cut - 1) + 1
+            sealed = data.startswith(b'{"seal":', last)
+            yield position, data[: last if sealed else cut]
+        position += cut
+        rest = data[cut:]

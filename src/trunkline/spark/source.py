@@ -1,0 +1,290 @@
+"""``format("trunkline")``: the log as a table, batch and stream.
+
+There is no ``pushFilters``: Spark keeps one reader per ``load()`` and would go on using the pushed
+filter for every other query on the same DataFrame. What is to be left out is said by options, the
+columns by ``.schema(...)``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkNotImplementedError
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    SimpleDataSourceStreamReader,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from trunkline.spark.choice import (
+    Place,
+    Selection,
+    folder_of,
+    read_options,
+    resolve,
+    spans_between,
+)
+from trunkline.spark.columns import CORRUPT, check_columns, table_ddl
+from trunkline.spark.extents import Catalog
+from trunkline.spark.lake import event_files
+from trunkline.spark.mirror import Mirror
+from trunkline.spark.plan import admit_bytes, admit_rows, cores, divide
+from trunkline.spark.scan import OffsetRange, ScanOptions, scan
+from trunkline.spark.sink import BatchSink, StreamSink, read_sink_options
+from trunkline.spark.tier import LakePart, lake_start, read_part, split_tiers
+
+
+@dataclass
+class ReadTask(InputPartition):
+    """What one task reads."""
+
+    spans: list[OffsetRange]
+    parts: list[LakePart] = field(default_factory=list)
+
+
+class TrunklineSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "trunkline"
+
+    def schema(self) -> str:
+        given = {key.lower(): value for key, value in self.options.items()}
+        return table_ddl(
+            headers=given.get("includeheaders", "").lower() == "true",
+            corrupt=given.get("badrecords", "").lower() == "column",
+        )
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(read_options(self.options, stream=False), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        choice = read_options(self.options, stream=True)
+        if choice.low_latency:  # Spark then asks for the simple reader
+            raise PySparkNotImplementedError(
+                errorClass="NOT_IMPLEMENTED", messageParameters={"feature": "streamReader"}
+            )
+        return StreamReader(choice, schema)
+
+    def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:  # noqa: N802
+        return LowLatencyReader(read_options(self.options, stream=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return BatchSink(
+            folder_of(self.options), read_sink_options(self.options), schema, overwrite
+        )
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamArrowWriter:
+        options = read_sink_options(self.options)
+        return StreamSink(folder_of(self.options), options, schema, overwrite)
+
+
+def scan_options(choice: Selection, schema: StructType) -> ScanOptions:
+    names = check_columns({f.name: f.dataType.simpleString() for f in schema.fields})
+    bad = choice.bad_records
+    if bad == "column" and CORRUPT not in names:
+        bad = "skip"
+    return ScanOptions(
+        root=choice.root,
+        names=tuple(names),
+        bad_records=bad,
+        fail_on_data_loss=choice.fail_on_data_loss,
+        types=choice.types,
+        spaces=choice.spaces,
+    )
+
+
+def read_task(task: InputPartition, options: ScanOptions) -> Iterator[pa.RecordBatch]:
+    assert isinstance(task, ReadTask)
+    for part in task.parts:
+        yield from read_part(part, options)
+    for span in task.spans:
+        yield from scan(span, options)
+
+
+class BatchReader(DataSourceReader):
+    """A snapshot: the end is fixed when Spark plans the first query on the DataFrame."""
+
+    def __init__(self, choice: Selection, schema: StructType) -> None:
+        self._choice = choice
+        self._scan = scan_options(choice, schema)
+        catalog = Catalog(choice.root)
+        try:
+            resolve(catalog, choice, "starting")  # so that what is wrong is said at load()
+        finally:
+            catalog.close()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        choice = self._choice
+        catalog = Catalog(choice.root)
+        try:
+            start = resolve(catalog, choice, "starting")
+            end = resolve(catalog, choice, "ending")
+            files = event_files(choice.lake) if choice.lake else []
+            spans = spans_between(lake_start(choice, files, start), end)
+            old, spans = split_tiers(spans, files)
+            wanted = choice.min_partitions
+            parts = divide(catalog, spans, wanted or 2 * cores(), exact=bool(wanted))
+        finally:
+            catalog.close()
+        tasks = [ReadTask([], old[at :: 2 * cores()]) for at in range(2 * cores())] if old else []
+        tasks = [task for task in tasks if task.parts] + [ReadTask(part) for part in parts]
+        return tasks or [ReadTask([])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_task(partition, self._scan)
+
+
+class _Following:
+    """What both stream readers share: where the log begins and ends, and the group they show."""
+
+    def __init__(self, choice: Selection, schema: StructType) -> None:
+        self._choice = choice
+        self._scan = scan_options(choice, schema)
+        self._mirror = Mirror(choice.root, choice.group)
+        self._catalog: Catalog | None = None
+        self._waiting_since: float | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_catalog": None}
+
+    def catalog(self) -> Catalog:
+        if self._catalog is None:
+            self._catalog = Catalog(self._choice.root)
+        return self._catalog
+
+    def begin(self) -> Place:
+        place = resolve(self.catalog(), self._choice, "starting")
+        self._mirror.begin(place)
+        return place
+
+    def ends(self) -> Place:
+        return resolve(self.catalog(), self._choice, "ending")
+
+    def whole(self, start: Place, end: Place) -> Place:
+        """``start``, with the beginning of each partition that came after it was noted."""
+        full: Place = {}
+        for topic, partitions in end.items():
+            for partition in partitions:
+                at = start.get(topic, {}).get(partition)
+                if at is None:
+                    at = self.catalog().reader(topic, int(partition)).head().start
+                full.setdefault(topic, {})[partition] = at
+        return full
+
+    def admit(self, start: Place, end: Place) -> Place:
+        choice = self._choice
+        self._mirror.advance(start)
+        start = self.whole(start, end)
+        end = {t: {p: max(o, start[t][p]) for p, o in ps.items()} for t, ps in end.items()}
+        if self._is_too_little(start, end):
+            return start
+        if choice.bytes_max:
+            end = admit_bytes(self.catalog(), start, end, choice.bytes_max)
+        return end
+
+    def _is_too_little(self, start: Place, end: Place) -> bool:
+        choice = self._choice
+        count = sum(span.end - span.start for span in spans_between(start, end))
+        now = time.monotonic()
+        if not choice.rows_min or count >= choice.rows_min or not count:
+            self._waiting_since = None
+            return False
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if now - self._waiting_since >= choice.wait_s:
+            self._waiting_since = None
+            return False
+        return True
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Executors read; the driver only counts offsets and bytes."""
+
+    def __init__(self, choice: Selection, schema: StructType) -> None:
+        self._choice = choice
+        self._log = _Following(choice, schema)
+        self._scan = self._log._scan
+        self._target: Place | None = None
+
+    def initialOffset(self) -> Place:  # noqa: N802
+        return self._log.begin()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        rows = self._choice.rows_max
+        return ReadMaxRows(rows) if rows else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._log.ends()
+
+    def reportLatestOffset(self) -> Place:  # noqa: N802
+        return self._log.ends()
+
+    def latestOffset(self, start: Place, limit: ReadLimit) -> Place:  # noqa: N802
+        end = self._log.admit(start, self._target or self._log.ends())
+        if isinstance(limit, ReadMaxRows):
+            end = admit_rows(self._log.whole(start, end), end, limit.max_rows)
+        return end
+
+    def partitions(self, start: Place, end: Place) -> Sequence[InputPartition]:
+        spans = spans_between(self._log.whole(start, end), end)
+        wanted = self._choice.min_partitions
+        parts = divide(self._log.catalog(), spans, wanted or cores(), exact=bool(wanted))
+        return [ReadTask(part) for part in parts] or [ReadTask([])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_task(partition, self._scan)
+
+    def commit(self, end: Place) -> None:
+        self._log._mirror.advance(end)
+
+    def stop(self) -> None:
+        self._log._mirror.close()
+
+
+class LowLatencyReader(SimpleDataSourceStreamReader):
+    """Reads in the driver and hands the rows over with the offsets: no task has to be started."""
+
+    def __init__(self, choice: Selection, schema: StructType) -> None:
+        self._log = _Following(choice, schema)
+        self._rows = choice.rows_max or 10_000
+        self._scan = self._log._scan
+
+    def initialOffset(self) -> Place:  # noqa: N802
+        return self._log.begin()
+
+    def read(self, start: Place) -> tuple[Iterator[pa.RecordBatch], Place]:
+        end = self._log.admit(start, self._log.ends())
+        whole = self._log.whole(start, end)
+        end = admit_rows(whole, end, self._rows)
+        if whole == end:
+            return iter([]), start if start == end else end
+        return iter(list(self._between(whole, end))), end
+
+    def readBetweenOffsets(  # noqa: N802
+        self, start: Place, end: Place
+    ) -> Iterator[pa.RecordBatch]:
+        return iter(list(self._between(self._log.whole(start, end), end)))
+
+    def commit(self, end: Place) -> None:
+        self._log._mirror.advance(end)
+
+    def _between(self, start: Place, end: Place) -> Iterator[pa.RecordBatch]:
+        for span in spans_between(start, end):
+            yield from scan(span, self._scan)

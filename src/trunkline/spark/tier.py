@@ -1,0 +1,102 @@
+"""Reading the old from the lake and the new from the log: no row twice, none missing.
+
+For each partition the lake ends where its last file does; from there on the log is read. What the
+log no longer has and the lake has not either is as lost as it is without a lake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trunkline.spark.choice import Place, Selection
+from trunkline.spark.columns import CORRUPT, arrow_schema, true_name
+from trunkline.spark.parse import keep_only
+from trunkline.spark.scan import OffsetRange, ScanOptions
+
+if TYPE_CHECKING:
+    from trunkline.spark.lake import LakeFile
+
+
+@dataclass(frozen=True, slots=True)
+class LakePart:
+    """The offsets ``start <= offset < end`` of one file."""
+
+    path: str
+    span: OffsetRange
+
+
+def lake_start(choice: Selection, files: list[LakeFile], start: Place) -> Place:
+    """``start``, moved back to the first record of the lake where everything was asked for."""
+    if choice.starting != "earliest":
+        return start
+    place = {topic: dict(partitions) for topic, partitions in start.items()}
+    for file in files:
+        have = place.get(file.topic, {}).get(str(file.partition))
+        if have is not None and file.first < have:
+            place[file.topic][str(file.partition)] = file.first
+    return place
+
+
+def split_tiers(
+    spans: list[OffsetRange], files: list[LakeFile]
+) -> tuple[list[LakePart], list[OffsetRange]]:
+    """What of the spans is in the lake, and what is left for the log."""
+    parts: list[LakePart] = []
+    rest: list[OffsetRange] = []
+    for span in spans:
+        mine = sorted(
+            (f for f in files if (f.topic, f.partition) == (span.topic, span.partition)),
+            key=lambda file: file.first,
+        )
+        edge = span.start
+        for file in mine:
+            low, high = max(span.start, file.first), min(span.end, file.last + 1)
+            if low < high:
+                part = OffsetRange(span.topic, span.partition, low, high)
+                parts.append(LakePart(file.path, part))
+                edge = max(edge, high)
+        late = bool(mine) and span.start < mine[0].first  # the lake began later than the log
+        if late:
+            end = min(mine[0].first, span.end)
+            rest.append(OffsetRange(span.topic, span.partition, span.start, end))
+        if edge < span.end and not (late and edge == span.start):
+            rest.append(OffsetRange(span.topic, span.partition, edge, span.end))
+    return parts, rest
+
+
+def read_part(part: LakePart, options: ScanOptions) -> Iterator[pa.RecordBatch]:
+    """The records of a part, in the columns that were asked for."""
+    import pyarrow.parquet as pq
+
+    wanted = {true_name(name) for name in options.names} - {"topic", CORRUPT}
+    extra = {"offset"} | ({"type"} if options.types else set())
+    extra |= {"space"} if options.spaces else set()
+    schema = arrow_schema(options.names)
+    with pq.ParquetFile(part.path) as file:
+        for batch in file.iter_batches(columns=sorted(wanted | extra)):
+            at = batch.column("offset")
+            inside = pc.and_(pc.greater_equal(at, part.span.start), pc.less(at, part.span.end))
+            batch = batch.filter(inside)
+            if options.types:
+                batch = keep_only(batch, "type", options.types)
+            if options.spaces:
+                batch = keep_only(batch, "space", options.spaces)
+            if batch.num_rows:
+                yield _shaped(batch, part.span.topic, schema)
+
+
+def _shaped(batch: pa.RecordBatch, topic: str, schema: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for field in schema:
+        name = true_name(field.name)
+        if name in batch.schema.names:
+            columns.append(batch.column(name).cast(field.type))
+        else:
+            same = topic if name == "topic" else None
+            columns.append(pa.repeat(pa.scalar(same, field.type), batch.num_rows))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -35,7 +35,7 @@ run: $(READY)
 	$(BIN)/python examples/tour.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow" $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -46,7 +46,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.bench $(if $(ONLY),--only "$(ONLY)")
 
 prove: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) -m slow $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m slow $(ARGS)
 
 docs: $(READY)
 	$(BIN)/python -m pytest tests/repo/test_docs.py $(ARGS)

@@ -35,7 +35,7 @@ from benchmarks.harness import (
 
 HERE = Path(__file__).parent
 LATEST = HERE / "results" / "latest.json"
-for _module in ("lines_publish", "lines_deliver", "lines_growth"):
+for _module in ("lines_publish", "lines_deliver", "lines_growth", "lines_broker", "lines_spark"):
     import_module(f"benchmarks.{_module}")  # adds its lines, in this order
 
 

@@ -206,7 +206,11 @@ class Pump:
         dead += [_Dead(lease, "expired", "its time to live ran out") for lease in taken.expired]
         self._buried += dead
         for lease in taken.leases:
-            await self._hand_out(lease)
+            record = self._records.pop(lease.offset, None)
+            if record is None:
+                record = await self._fetch(lease.offset)
+                self._records.pop(lease.offset, None)
+            self._hand_out(lease, record)
         if self._buried:
             await self._bury()
         return bool(self._written or self._acks or (self._more and self._room() > 0))
@@ -324,9 +328,7 @@ class Pump:
         if record.offset in group.window:
             self._records[record.offset] = record
 
-    async def _hand_out(self, lease: Lease) -> None:
-        record = self._records.pop(lease.offset, None) or await self._fetch(lease.offset)
-        self._records.pop(lease.offset, None)
+    def _hand_out(self, lease: Lease, record: Record | None) -> None:
         if record is None:  # compacted away or trimmed since it was read ahead
             self._acks.append(lease)
             return

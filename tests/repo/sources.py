@@ -48,7 +48,11 @@ def at(path: Path, line: int = 1) -> str:
 
 
 def module(path: Path) -> str:
-    """The dotted name of a file of the package, without the package: ``log.atomic``."""
+    """The dotted name of a file of the package, without the package: ``log.atomic``. What lies
+    beside the package, for Spark to find, has none.
+    """
+    if not path.is_relative_to(PACKAGE):
+        return ""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -65,6 +66,7 @@ class PartitionWriter:
         self._index = -1
         self._recent = Recent(root, topic, partition)
         self._wrote = False
+        self.sync_s = 0.0  # how long the last sync took
         self._mutex = threading.Lock()  # the file lock is the process's, this one the thread's
 
     def append(
@@ -228,8 +230,10 @@ class PartitionWriter:
 
     def _sync(self, head: Head) -> None:
         """Sync the segment; on failure go back to ``head`` in a new one."""
+        began = time.perf_counter()
         try:
             atomic.sync(self._fd)
+            self.sync_s = time.perf_counter() - began
         except OSError as error:
             self._abandon(head)
             raise atomic.storage_error(error, self._path(head.segment)) from error

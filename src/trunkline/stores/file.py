@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _THREADS = 4
 _BATCH_RECORDS = 10_000
-_SLOW_S = 1.0
+_SYNC_WEIGHT = 0.1
 
 
 # What one publisher wants written, one event or several, and how it gets to know the first offset;
@@ -77,7 +77,7 @@ class FileStore:
         self._group_locks: dict[GroupKey, asyncio.Lock] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._slow_until = 0.0
+        self._sync_s = 0.0  # what a sync has taken of late
         self._watching = False
         self._closed = False
 
@@ -155,11 +155,9 @@ class FileStore:
 
     def _begin(self, lane: _Lane) -> None:
         """Commit what waits. Two switches of threads cost more than a quick disk takes to sync,
-        so a commit is done in place as long as the last one was quick; else by a thread.
+        so a commit is done in place as long as syncs have been quick of late; else by a thread.
         """
-        assert self._loop is not None
-        now = self._loop.time()
-        if now < self._slow_until:
+        if self._sync_s > self.options.inline_commit_s:
             self._hand_over(lane)
             return
         batch = _drained(lane)
@@ -171,9 +169,6 @@ class FileStore:
             return
         except BaseException as error:  # noqa: BLE001 -- a waiter gets it, whatever it is
             outcome = error
-        done = self._loop.time()
-        if done - now > self.options.inline_commit_s:
-            self._slow_until = done + _SLOW_S
         self._committed(lane, batch, outcome, more=False)
 
     def _hand_over(self, lane: _Lane) -> None:
@@ -216,7 +211,10 @@ class FileStore:
             else:
                 bodies += body
                 events += cast(Sequence[Event], event)
-        return self.folder.append(lane.topic, lane.partition, bodies, events, timeout_s)
+        placed = self.folder.append(lane.topic, lane.partition, bodies, events, timeout_s)
+        took_s = self.folder.writer(lane.topic, lane.partition).sync_s
+        self._sync_s += (took_s - self._sync_s) * _SYNC_WEIGHT
+        return placed
 
     def _committed(
         self,

@@ -1,0 +1,7 @@
+"""Makes ``format("trunkline")`` known: Spark looks for modules whose name begins with pyspark_."""
+
+from __future__ import annotations
+
+from trunkline.spark.source import TrunklineSource as DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from trunkline.errors import Conflict
-from trunkline.group import AnyOp, Group, Item, Lease, Saved, backoff_s, load
+from trunkline.group import Group, Item, Lease, Saved, backoff_s, load
+from trunkline.ops import AnyOp
 from trunkline.options import GroupOptions
 
 NEVER = float("inf")

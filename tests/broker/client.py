@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,9 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
         return await asyncio.wait_for(self.process.wait(), timeout_s)
+
+
+Launch = Callable[..., Awaitable[Process]]
 
 
 async def start(folder: Path, *flags: str, port: int = 0) -> Process:

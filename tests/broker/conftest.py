@@ -8,7 +8,7 @@ import pytest
 from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
 
-from .client import Peer, peer
+from .client import Launch, Peer, Process, peer, start
 
 
 @pytest.fixture
@@ -34,3 +34,19 @@ async def one(broker: Broker) -> AsyncIterator[Peer]:
 async def two(broker: Broker) -> AsyncIterator[Peer]:
     async with peer(broker.url) as found:
         yield found
+
+
+@pytest.fixture
+async def launch() -> AsyncIterator[Launch]:
+    """Starts brokers in processes of their own; none outlives the test."""
+    started: list[Process] = []
+
+    async def launch(*args: Any, **options: Any) -> Process:
+        started.append(await start(*args, **options))
+        return started[-1]
+
+    yield launch
+    for broker in started:
+        if broker.process.returncode is None:
+            broker.kill()
+            await broker.process.wait()

@@ -19,16 +19,18 @@ import trunkline
 from trunkline.buses.remote import RemoteBus
 from trunkline.errors import TrunklineError
 
-from .client import peer, running, start, until
+from .client import Launch, peer, running, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-async def test_the_recipe_publish_consume_kill_restart_resume(tmp_path: Path) -> None:
+async def test_the_recipe_publish_consume_kill_restart_resume(
+    tmp_path: Path, launch: Launch
+) -> None:
     """Publish at a rate; a group from offset 0 with a window of 10; kill -9; it resumes from its
     floor, and everything that was acknowledged is there.
     """
-    broker = await start(tmp_path)
+    broker = await launch(tmp_path)
     sent: list[int] = []
     seen: list[tuple[int, int, int]] = []
 
@@ -55,7 +57,7 @@ async def test_the_recipe_publish_consume_kill_restart_resume(tmp_path: Path) ->
             broker.kill()
             await broker.process.wait()
             floor = await _floor(tmp_path)
-            broker = await start(tmp_path, port=broker.port)
+            broker = await launch(tmp_path, port=broker.port)
             assert floor >= enough - 20, "acks advance the group"
         await asyncio.wait_for(publishing, 30)
         await until(lambda: len({offset for offset, _, _ in seen}) == 300, 30)
@@ -99,9 +101,11 @@ async def test_without_acks_everything_comes_again_and_ends_as_dead_letters(
         assert {letter["attempts"] for letter in found} == {3}
 
 
-async def test_nothing_that_was_acknowledged_is_lost_at_the_end(tmp_path: Path) -> None:
+async def test_nothing_that_was_acknowledged_is_lost_at_the_end(
+    tmp_path: Path, launch: Launch
+) -> None:
     """SIGTERM under load: out within 5 seconds, and clients come back by themselves."""
-    broker = await start(tmp_path)
+    broker = await launch(tmp_path)
     acknowledged: set[int] = set()
     unsure = 0
 
@@ -123,7 +127,7 @@ async def test_nothing_that_was_acknowledged_is_lost_at_the_end(tmp_path: Path) 
             code = await broker.end(10)
             took = monotonic() - started
             before = len(acknowledged)
-            broker = await start(tmp_path, port=broker.port)
+            broker = await launch(tmp_path, port=broker.port)
             await until(lambda: len(acknowledged) >= before + 200)
             for task in tasks:
                 task.cancel()

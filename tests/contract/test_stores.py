@@ -46,7 +46,7 @@ class TestFileStoreByThreads(TestFileStore):
     def make(self, tmp_path: Path, clock: ManualClock) -> Make:
         def make(**options: Any) -> Store:
             store = FileStore(str(tmp_path / "bus"), clock=clock, inline_commit_s=0.0, **options)
-            store._slow_until = float("inf")
+            store._sync_s = 1.0
             return store
 
         return make

@@ -8,13 +8,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trunkline.group import AnyOp
 from trunkline.log import atomic, recovery, upkeep, writer
 from trunkline.log.head import Head
 from trunkline.log.journal import GroupFile
 from trunkline.log.line import frame_batch
 from trunkline.log.segment import Segment
 from trunkline.log.writer import PartitionWriter, Placed
+from trunkline.ops import AnyOp
 from trunkline.pump import Pump
 
 

@@ -47,7 +47,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode(head: Head) -> bytes:
-    return close_line(_encode(head)[:-1]).ljust(_SIZE - 1) + b"\n"
+    line = _encode(head)[:-1].removesuffix(b',"reused":0')
+    return close_line(line).ljust(_SIZE - 1) + b"\n"
 
 
 def decode(raw: bytes) -> Head | None:

@@ -21,20 +21,11 @@ import msgspec
 
 from trunkline.clock import Clock
 from trunkline.errors import Corrupt, StorageError, UnsupportedFormat
-from trunkline.group import (
-    Anchored,
-    AnyOp,
-    Created,
-    Group,
-    Paused,
-    Redriven,
-    Saved,
-    Sought,
-    load,
-)
+from trunkline.group import Group, Saved, load
 from trunkline.log import atomic, layout
 from trunkline.log.head import FORMAT
 from trunkline.log.line import Damaged, close_line, is_intact, parse_object
+from trunkline.ops import Anchored, AnyOp, Created, Paused, Redriven, Sought
 
 T = TypeVar("T")
 
@@ -298,9 +289,9 @@ class GroupFile:
                     f"the group has format {header['format']}, this version reads up to {FORMAT}",
                     hint="upgrade trunkline",
                 )
-            self.epoch = max(self.epoch, header["epoch"])
+            self.epoch = max(self.epoch, header.get("epoch", 0))
             anchor = msgspec.convert(header["anchor"], Anchored)
-            return header["generation"], header["after"], len(line) + 1, anchor
+            return header["generation"], header.get("after", 0), len(line) + 1, anchor
         if os.fstat(self._fd).st_size > len(line) + len(newline):
             raise self._corrupt(self._stem + ".journal", 0, "its first line is damaged")
         return 0, 0, 0, None

@@ -20,7 +20,7 @@ from trunkline.log.line import Damaged, Seal, offset_at, parse
 
 _CHUNK = 64 * 1024
 _DIGEST = b"\x50\x2a\x4d\x18\x04\0\0\0"  # begins a frame of four bytes that zstd passes over
-_DIGEST_SIZE = len(_DIGEST) + 4
+DIGEST_SIZE = len(_DIGEST) + 4
 
 
 class Entry(NamedTuple):
@@ -106,7 +106,7 @@ class Segment:
     def is_sound(self) -> bool:
         """Whether every byte of a compressed file is as it was written."""
         data = os.pread(self.open(), os.fstat(self.open()).st_size, 0)
-        return data == with_digest(data[:-_DIGEST_SIZE])
+        return data == with_digest(data[:-DIGEST_SIZE])
 
     def _make_index(self) -> list[Entry]:
         size = os.fstat(self.open()).st_size
@@ -149,8 +149,8 @@ class Segment:
         if self.packed:
             if not self._entries:
                 self._entries = read_index(self.index_path)
-                end = os.fstat(self.open()).st_size - _DIGEST_SIZE
-                if len(self._entries) < 2 or self._entries[-1].packed != end:
+                size = os.fstat(self.open()).st_size
+                if len(self._entries) < 2 or self._entries[-1].packed != size:
                     self._entries = self._make_index()
             return self._entries
         try:
@@ -251,7 +251,8 @@ def index_frames(path: str, data: bytes | None = None) -> list[Entry]:
     position = packed = 0
     latest = 0
     offset = 0
-    data = data[:-_DIGEST_SIZE]
+    size = len(data)
+    data = data[:-DIGEST_SIZE]
     while packed < len(data):
         decoder = _zstd().ZstdDecompressor().decompressobj()
         try:
@@ -273,7 +274,7 @@ def index_frames(path: str, data: bytes | None = None) -> list[Entry]:
                 latest = max(latest, int(meta.ts.timestamp() * 1_000_000))
         position += len(plain)
         packed = len(data) - len(decoder.unused_data)
-    entries.append(Entry(offset + 1, position, latest, packed))
+    entries.append(Entry(offset + 1, position, latest, size))
     return entries
 
 

@@ -20,7 +20,7 @@ from trunkline.log import atomic
 from trunkline.log.folder import Folder
 from trunkline.log.head import Head
 from trunkline.log.line import Damaged, Line, Seal, frame_seal, parse
-from trunkline.log.segment import Entry, Segment, index_line, pack, with_digest
+from trunkline.log.segment import DIGEST_SIZE, Entry, Segment, index_line, pack, with_digest
 
 _FRAME = 1024 * 1024
 Progress = Callable[[int, int], None]
@@ -260,7 +260,7 @@ def _rewrite(
     block.append(sealed)
     size = len(sealed)
     flush()
-    entries.append(Entry(max(seal.last, offset) + 1, position, latest, out))
+    entries.append(Entry(max(seal.last, offset) + 1, position, latest, out + DIGEST_SIZE))
     if not packed:
         entries = [replace_entry(entry) for entry in entries[1:-2]]
     target = segment.path if segment.packed or not packed else segment.path + ".zst"

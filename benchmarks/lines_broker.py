@@ -163,15 +163,21 @@ async def _timed(run: Run, sender: Any, receivers: list[Any], probe: SyncProbe) 
     await asyncio.sleep(0.3)
     ready = cycle(payloads())
     await _traffic(sender.publish, ready, run.count(500, 50))
+    await _arrived(took, run.count(500, 50))
     took.clear()
-    for _ in range(run.count(8, 1)):
-        probe.burst(run.count(400, 20))
-        await _traffic(sender.publish, ready, run.count(1000, 100))
-    for _ in range(1000):
-        if len(took) >= run.count(8000, 100):
-            break
-        await asyncio.sleep(0.01)
+    count = run.count(1000, 100)
+    for burst in range(run.count(8, 1)):
+        probe.burst(run.count(400, 20))  # it holds up this process: nothing may be on its way
+        await _traffic(sender.publish, ready, count)
+        await _arrived(took, count * (burst + 1))
     return took
+
+
+async def _arrived(took: list[float], count: int) -> None:
+    for _ in range(1000):
+        if len(took) >= count:
+            return
+        await asyncio.sleep(0.01)
 
 
 async def _traffic(publish: Callable[..., Any], ready: Any, count: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -228,12 +228,13 @@ class Model(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=150,
+    max_examples=300,
     stateful_step_count=40,
     deadline=None,
     print_blob=True,
     suppress_health_check=list(HealthCheck),
 )
+MUTANT = settings(QUICK, max_examples=200, phases=(Phase.generate,), print_blob=False)
 
 
 @pytest.mark.timeout(180)
@@ -261,11 +262,11 @@ def test_an_ack_of_everything_below_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Group, "settle", cumulative)
     with pytest.raises(Exception, match=r"."):
-        run_state_machine_as_test(Model, settings=settings(QUICK, print_blob=False))
+        run_state_machine_as_test(Model, settings=MUTANT)
 
 
 def test_attempts_that_only_memory_knows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     dump = Group.dump
     monkeypatch.setattr(Group, "dump", lambda self: {**dump(self), "attempts": []})
     with pytest.raises(Exception, match=r"."):
-        run_state_machine_as_test(Model, settings=settings(QUICK, print_blob=False))
+        run_state_machine_as_test(Model, settings=MUTANT)

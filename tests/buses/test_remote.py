@@ -38,6 +38,8 @@ async def broker(clock: Any, settings: dict[str, Any]) -> AsyncIterator[Broker]:
 
 
 class TestRemoteBus(BusContract, HandlerContract):
+    covers = (RemoteBus,)
+
     @pytest.fixture
     def connect(self, broker: Broker, clock: Any) -> Any:
         def connect(**options: Any) -> RemoteBus:

@@ -59,11 +59,12 @@ def buses() -> set[type]:
 
 
 def covered() -> set[tuple[type, ...]]:
-    """What the suites in this folder say they cover."""
+    """What the suites here, and among the tests of buses, say they cover."""
     found: set[tuple[type, ...]] = set()
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        names = vars(importlib.import_module(f"{__package__}.{module.name}"))
-        found |= {value.covers for value in names.values() if hasattr(value, "covers")}
+    for package in ("contract", "buses"):
+        for module in pkgutil.iter_modules([str(Path(__file__).parents[1] / package)]):
+            names = vars(importlib.import_module(f"{package}.{module.name}"))
+            found |= {value.covers for value in names.values() if hasattr(value, "covers")}
     return found
 
 

@@ -35,7 +35,8 @@ _HINT = "start end +N -N N N: :N A:B @time @t1:t2"
 
 
 def bus_url(args: argparse.Namespace) -> str:
-    return getattr(args, "url", "") or os.environ.get("TRUNKLINE_URL", "") or URL
+    given = (getattr(args, "url", ""), os.environ.get("TRUNKLINE_URL"), os.environ.get("BUS_URL"))
+    return next((url for url in given if url), URL)
 
 
 def bus_path(url: str) -> str:

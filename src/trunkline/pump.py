@@ -22,6 +22,7 @@ from trunkline.dead import write_letter
 from trunkline.errors import LockTimeout, OutOfRange, StorageFull, TrunklineError
 from trunkline.event import RANK, Event, Record
 from trunkline.group import Group, Item, Lease, Taken, backoff_s
+from trunkline.log.recovery import READ_BYTES
 from trunkline.options import TtlPolicy
 from trunkline.store import GroupKey, Store
 from trunkline.topics import dead_topic
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _NEVER = float("inf")
 _READ_RECORDS = 1024
+_AHEAD_BYTES = 16 * 1024 * 1024
 _RETRY_S = 0.2
 _CLOSE_S = 1.0
 
@@ -81,6 +83,7 @@ class Pump:
         self._outlets: deque[Outlet] = deque()
         self._group: Group | None = None
         self._records: dict[int, Record] = {}
+        self._weight = 0  # about how many bytes one of them takes
         self._ahead: list[Record] = []
         self._ahead_from = 0
         self._gap_to = 0
@@ -227,7 +230,7 @@ class Pump:
                 self._gone.add(offset)
         # What is not in the window cannot come first, however much it matters: keep it well filled.
         filled = 4 * group.wants() < group.options.lookahead
-        enough = filled and group.available() >= self._room()
+        enough = (filled or not self._may_keep()) and group.available() >= self._room()
         if group.paused or self._ahead or enough or group.wants() <= 0:
             return
         topic, partition, _ = self.key
@@ -235,9 +238,15 @@ class Pump:
         try:
             self._ahead = await self._store.read(topic, partition, group.read_to, limit)
             self._ahead_from = group.read_to
+            if self._ahead:  # what came was cut off by its size, or was all there is
+                self._weight = READ_BYTES // len(self._ahead)
         except OutOfRange as error:
             self._gap_to = error.first - 1
             self._ahead_from = group.read_to
+
+    def _may_keep(self) -> bool:
+        """Whether what was read ahead is still small; else it is read again when it is due."""
+        return len(self._records) * self._weight < _AHEAD_BYTES
 
     async def _fetch(self, offset: int) -> Record | None:
         """One record by itself; None if the log no longer has it."""
@@ -325,7 +334,7 @@ class Pump:
                 now,
             )
         )
-        if record.offset in group.window:
+        if record.offset in group.window and self._may_keep():
             self._records[record.offset] = record
 
     def _hand_out(self, lease: Lease, record: Record | None) -> None:

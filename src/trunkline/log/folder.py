@@ -350,9 +350,11 @@ class Folder:
     def groups(self) -> list[GroupKey]:
         found: set[GroupKey] = set()
         place = os.path.join(self.path, "offsets")
-        for name in os.listdir(place):
-            if not name.endswith(".journal"):
-                continue
+        names = set(os.listdir(place))
+        for name in names:
+            stem, _, kind = name.rpartition(".")
+            if kind not in ("journal", "json") or (kind == "json" and f"{stem}.journal" in names):
+                continue  # a snapshot speaks for a group only where its journal is gone
             key = _group_of(os.path.join(place, name))
             if key is not None:
                 found.add(key)
@@ -531,17 +533,18 @@ def _belongs(file: str, stem: str, in_dlq: bool) -> bool:
 
 
 def _group_of(path: str) -> GroupKey | None:
-    """The group a journal belongs to; None where a mere look left one behind, or it is damaged
-    beyond telling.
+    """The group a journal or a snapshot belongs to; None where a mere look left one behind, or it
+    is damaged beyond telling.
     """
+    stem = path.rpartition(".")[0]
     with open(path, "rb") as file:
         start = file.read(4096)
-    made = b'{"op":"created"' in start or os.path.exists(path.removesuffix("journal") + "json")
-    name = layout.parse_group_stem(os.path.basename(path).removesuffix(".journal"))
+    made = b'{"op":"created"' in start or os.path.exists(stem + ".json")
+    name = layout.parse_group_stem(os.path.basename(stem))
     if name is None:  # it was too long for a file
         try:
             header = msgspec.json.decode(start.partition(b"\n")[0])
             name = header["topic"], header["partition"], header["group"]
-        except (msgspec.DecodeError, KeyError, TypeError):
+        except (msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError):
             return None
     return GroupKey(*name) if made else None

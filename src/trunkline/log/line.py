@@ -106,7 +106,10 @@ def parse_object(line: bytes) -> dict[str, Any]:
     """Read a line of another kind than a record; ``Damaged`` if it is not what was written."""
     if not is_intact(line):
         raise Damaged("the checksum does not fit")
-    value: dict[str, Any] = msgspec.json.decode(line)
+    try:
+        value: dict[str, Any] = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Damaged(str(error)) from None
     return value
 
 

@@ -1,0 +1,105 @@
+"""Reading: by offset and by time, beside a writer, across everything that happens to files."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from trunkline.errors import Corrupt, OutOfRange
+from trunkline.log import upkeep
+from trunkline.log.folder import Folder
+from trunkline.options import TopicOptions
+
+from .conftest import Opener
+from .events import TOPIC, at, event, payloads, publish, put
+
+
+def test_seek_by_time_agrees_with_looking_at_everything(folder: Folder, opener: Opener) -> None:
+    """Event times in any order, as producers set them."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    folder.define(TOPIC, TopicOptions(segment_records=7))
+    times: list[float] = []
+    for _ in range(60):
+        batch = [rng.choice([rng.random() * 100, len(times)]) for _ in range(rng.randint(1, 3))]
+        put(folder, *(event("x" * rng.choice([1, 700]), ts=ts) for ts in batch))
+        times += batch
+    upkeep.trim(folder, TOPIC, 0, 9)
+    upkeep.pack_segments(folder, TOPIC, 0)
+    other = opener()
+    for second in [*times[::5], -1.0, 50.5, 1000.0]:
+        want = next((o for o, ts in enumerate(times, 1) if o >= 9 and ts >= second), len(times) + 1)
+        assert other.seek(TOPIC, 0, at(second)) == want
+
+
+def test_a_reader_sees_what_was_appended_since(folder: Folder, opener: Opener) -> None:
+    other = opener()
+    assert other.read(TOPIC, 0, 1, 10) == []
+    assert other.bounds(TOPIC, 0) == (1, 1)
+    for number in range(1, 6):
+        publish(folder, [number])
+        assert list(payloads(other)) == list(range(1, number + 1))
+
+
+def test_a_reader_keeps_up_with_files_that_others_replace(folder: Folder, opener: Opener) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=2))
+    publish(folder, range(9), key="k")
+    other = opener()
+    assert len(payloads(other)) == 9
+    upkeep.pack_segments(folder, TOPIC, 0)
+    assert len(payloads(other)) == 9
+    upkeep.trim(folder, TOPIC, 0, 6)
+    assert list(payloads(other)) == [6, 7, 8, 9]
+    with pytest.raises(OutOfRange) as caught:
+        other.read(TOPIC, 0, 5, 1)
+    assert (caught.value.first, caught.value.next) == (6, 10)
+    assert [r.offset for r in other.reader(TOPIC, 0).read(1, 2, strict=False)] == [6, 7]
+
+
+def test_at_least_one_record_however_large(folder: Folder) -> None:
+    publish(folder, ["x" * 300_000, "y" * 300_000, "z"])
+    assert [record.offset for record in folder.read(TOPIC, 0, 1, 10, bytes_max=1000)] == [1]
+    assert [record.offset for record in folder.read(TOPIC, 0, 3, 10, bytes_max=1000)] == [3]
+
+
+def test_what_is_not_shown_by_the_head_is_not_read(folder: Folder, root: str) -> None:
+    publish(folder, [1])
+    with open(f"{root}/wal/t.00000001.jsonl", "ab") as file:
+        file.write(Path(root, "wal/t.00000001.jsonl").read_bytes().replace(b":1,", b":2,", 1))
+    assert list(payloads(folder)) == [1]
+
+
+def test_records_of_a_failed_sync_do_not_count(folder: Folder, root: str, opener: Opener) -> None:
+    """The file could not even be cut: the next segment's first offset overrules what it holds."""
+    publish(folder, [1, 2])
+    head = folder.head(TOPIC, 0)
+    writer = folder.writer(TOPIC, 0)
+    writer.begin()
+    writer._abandon(head)
+    writer.end()
+    with open(f"{root}/wal/t.00000001.jsonl", "ab") as file:
+        first = Path(root, "wal/t.00000001.jsonl").read_bytes().split(b"\n")[0]
+        from trunkline.log.line import close_line
+
+        file.write(close_line(first[:-18].replace(b'"offset":1', b'"offset":3')))
+    publish(folder, [3])
+    for reader in (folder, opener()):
+        assert payloads(reader) == {1: 1, 2: 2, 3: 3}
+
+
+def test_a_gap_is_an_error_and_not_an_end(folder: Folder, root: str, opener: Opener) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=1))
+    publish(folder, [1, 2, 3])
+    os.unlink(f"{root}/wal/t.00000002.jsonl")
+    other = opener()
+    assert [record.offset for record in other.read(TOPIC, 0, 1, 1)] == [1]
+    with pytest.raises(Corrupt) as caught:
+        other.read(TOPIC, 0, 2, 1)
+    assert caught.value.offset == 2
+    with pytest.raises(Corrupt):
+        other.seek(TOPIC, 0, at(1))
+    assert [record.offset for record in other.read(TOPIC, 0, 3, 1)] == [3]

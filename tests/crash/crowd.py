@@ -39,7 +39,7 @@ async def consume(folder: str, group: str) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     policy = GroupOptions(ordering="none", ack_timeout_s=300.0)
     async with bus, bus.subscribe(TOPIC, group=group, policy=policy, max_inflight=50) as stream:
-        print(bus.store.member, flush=True)  # type: ignore[attr-defined]
+        print(bus.store.member, flush=True)
         work = asyncio.ensure_future(_work(stream))
         await stop.wait()
         work.cancel()

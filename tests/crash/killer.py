@@ -68,7 +68,11 @@ def _trace(at_line: Callable[[int], None]) -> None:
 def _steady_names() -> None:
     """Random names become counted ones, so that equal states are equal bytes."""
     names = itertools.count(1)
-    secrets.token_hex = lambda size=None: f"{next(names):0{2 * (size or 4)}x}"
+
+    def token_hex(nbytes: int | None = None) -> str:
+        return f"{next(names):0{2 * (nbytes or 4)}x}"
+
+    secrets.token_hex = token_hex
     for module in (trunkline.log.folder, trunkline.dead):
         module.new_id = lambda: f"id-{next(names)}"  # type: ignore[attr-defined]
 

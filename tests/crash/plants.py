@@ -18,23 +18,27 @@ from trunkline.ops import AnyOp
 from trunkline.pump import Pump
 
 
+def _plant(where: Any, name: str, what: Any) -> None:
+    setattr(where, name, what)
+
+
 def no_sync() -> None:
     """Nothing is ever synced."""
-    atomic.sync = lambda fd: None
+    _plant(atomic, "sync", lambda fd: None)
 
 
 def no_folder_sync_for_new_files() -> None:
     def create_file(path: str, flags: int = os.O_RDWR) -> int:
         return atomic.open_file(path, flags | os.O_CREAT | os.O_EXCL)
 
-    atomic.create_file = create_file
+    _plant(atomic, "create_file", create_file)
 
 
 def no_folder_sync_after_rename() -> None:
     def move_file(source: str, target: str) -> None:
         os.rename(source, target)  # noqa: TID251 -- the bug itself
 
-    atomic.move_file = move_file
+    _plant(atomic, "move_file", move_file)
 
 
 def finished_segment_not_synced() -> None:
@@ -42,13 +46,13 @@ def finished_segment_not_synced() -> None:
     roll, sync = PartitionWriter.roll, atomic.sync
 
     def lazy(self: PartitionWriter, head: Head) -> Head:
-        atomic.sync = lambda fd: None
+        _plant(atomic, "sync", lambda fd: None)
         try:
             return roll(self, head)
         finally:
-            atomic.sync = sync
+            _plant(atomic, "sync", sync)
 
-    PartitionWriter.roll = lazy  # type: ignore[method-assign]
+    _plant(PartitionWriter, "roll", lazy)
 
 
 def torn_tail_kept() -> None:
@@ -62,7 +66,7 @@ def torn_tail_kept() -> None:
             head = replace(head, end=segment.size())
         return found._replace(cuts=[], head=head)
 
-    writer.survey = careless
+    _plant(writer, "survey", careless)
 
 
 def acknowledged_too_early() -> None:
@@ -78,7 +82,7 @@ def acknowledged_too_early() -> None:
         self.end()
         return Placed(head.next, len(events), {})
 
-    PartitionWriter.append = early  # type: ignore[method-assign]
+    _plant(PartitionWriter, "append", early)
 
 
 def head_before_bytes() -> None:
@@ -90,7 +94,7 @@ def head_before_bytes() -> None:
         self._head.store(replace(head, next=head.next + len(bodies), end=head.end + len(data)))
         return write(self, head, bodies, *rest)
 
-    PartitionWriter._write = hasty  # type: ignore[method-assign]
+    _plant(PartitionWriter, "_write", hasty)
 
 
 def settled_before_dead_letter() -> None:
@@ -101,7 +105,7 @@ def settled_before_dead_letter() -> None:
         await self._store.update(self.key, self._note)
         await bury(self)
 
-    Pump._bury = hasty  # type: ignore[method-assign]
+    _plant(Pump, "_bury", hasty)
 
 
 def settled_in_memory() -> None:
@@ -114,7 +118,7 @@ def settled_in_memory() -> None:
             append(self, late, make_room)
         waiting[:] = [list(ops)]
 
-    GroupFile._append = lazy  # type: ignore[method-assign]
+    _plant(GroupFile, "_append", lazy)
 
 
 def replaced_in_place() -> None:
@@ -126,7 +130,7 @@ def replaced_in_place() -> None:
         os.write(fd, data[len(data) // 2 :])
         os.close(fd)
 
-    atomic.replace_file = replace_file
+    _plant(atomic, "replace_file", replace_file)
 
 
 def journal_before_its_base() -> None:
@@ -136,7 +140,7 @@ def journal_before_its_base() -> None:
         self._begin_journal(self._generation + 1, self._position)
         self._write_snapshot()
 
-    GroupFile._begin_next = hasty  # type: ignore[method-assign]
+    _plant(GroupFile, "_begin_next", hasty)
 
 
 def sync_tried_again() -> None:
@@ -149,7 +153,7 @@ def sync_tried_again() -> None:
         except OSError:
             sync(fd)
 
-    atomic.sync = stubborn
+    _plant(atomic, "sync", stubborn)
 
 
 def old_file_removed_first() -> None:
@@ -163,7 +167,7 @@ def old_file_removed_first() -> None:
             args = (lines, *args[1:])
         rewrite(segment, *args, packed=packed)
 
-    upkeep._rewrite = hasty
+    _plant(upkeep, "_rewrite", hasty)
 
 
 # What a power cut shows, and what kill -9 shows: the scene, and the mistake in it.

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from trunkline.errors import Closed, LockTimeout
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder, GroupKey
-from trunkline.options import StoreOptions
+from trunkline.options import StoreOptions, TopicOptions
 
 from .crowd import TOPIC
+from .promises import append, records_of, values
 
 TESTS = str(Path(__file__).parents[1])
 GROUPS = ("billing", "audit")
@@ -178,12 +181,176 @@ def check_log(folder: str, count: int) -> None:
     log.close()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(200)
 def test_eight_publish_while_two_groups_consume_and_two_members_die(tmp_path: Path) -> None:
-    crowd(os.fspath(tmp_path / "bus"), 1000, 60)
+    crowd(os.fspath(tmp_path / "bus"), 2000, 90)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_same_with_ten_thousand_each(tmp_path: Path) -> None:
     crowd(os.fspath(tmp_path / "bus"), 10_000, 300)
+
+
+def in_child(action: Callable[[], str]) -> str:
+    """What ``action`` says in a forked child."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, action().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(pid, 0)
+    return said
+
+
+def test_a_folder_is_not_used_across_a_fork(tmp_path: Path) -> None:
+    folder = Folder(os.fspath(tmp_path), QUIET)
+    append(folder, TOPIC, [1])
+    folder.join()
+
+    def use() -> str:
+        said = []
+        for action in (
+            lambda: append(folder, TOPIC, [2]),
+            lambda: folder.step(GroupKey(TOPIC, 0, "g"), lambda group: group),
+            lambda: folder.fresh_reader(TOPIC, 0) and folder.writer(TOPIC, 0),
+        ):
+            try:
+                action()
+            except Closed:
+                said.append("closed")
+        folder.close()
+        return " ".join(said)
+
+    assert in_child(use) == "closed closed closed"
+    assert folder.is_alive(folder.member), "the child took its parent's place"
+    assert append(folder, TOPIC, [2]) == {2: 2}
+    folder.close()
+
+
+def test_a_forked_child_does_not_keep_the_locks_of_a_dead_parent(tmp_path: Path) -> None:
+    root = os.fspath(tmp_path)
+    program = (
+        "import os, sys, time\n"
+        "from trunkline.log.folder import Folder\n"
+        "from crash.promises import append\n"
+        "folder = Folder(sys.argv[1])\n"
+        "append(folder, 't', [1])\n"
+        "folder.writer('t', 0).begin()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    time.sleep(60)\n"
+        "print(pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, root], cwd=TESTS, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    folder = Folder(root, StoreOptions(reserve_bytes=0, lock_timeout_s=5.0))
+    try:
+        parent.kill()
+        parent.wait()
+        started = time.monotonic()
+        assert append(folder, TOPIC, [2]) == {2: 2}
+        assert time.monotonic() - started < 1.0
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+        folder.close()
+
+
+@pytest.mark.parametrize("what", ["partition", "group"])
+def test_a_holder_that_was_stopped_gives_others_a_timeout(what: str, tmp_path: Path) -> None:
+    root = os.fspath(tmp_path)
+    program = (
+        "import sys, time\n"
+        "from trunkline.log.folder import Folder, GroupKey\n"
+        "from trunkline.options import GroupOptions\n"
+        "from crash.promises import append\n"
+        "folder = Folder(sys.argv[1])\n"
+        "append(folder, 't', [1])\n"
+        "def hold(group=None):\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "def define(group):\n"
+        "    group.define(GroupOptions(), 0)\n"
+        "    hold()\n"
+        "if sys.argv[2] == 'group':\n"
+        "    folder.step(GroupKey('t', 0, 'g'), define)\n"
+        "else:\n"
+        "    folder.writer('t', 0).begin()\n"
+        "    hold()\n"
+        "    folder.writer('t', 0).end()\n"
+        "append(folder, 't', [2])\n"
+        "folder.close()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, root, what],
+        cwd=TESTS,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    holder.send_signal(signal.SIGSTOP)
+    folder = Folder(root, StoreOptions(reserve_bytes=0, lock_timeout_s=0.2))
+    key = GroupKey(TOPIC, 0, "g")
+    use: Callable[[], object] = (
+        (lambda: folder.step(key, lambda group: group))
+        if what == "group"
+        else (lambda: append(folder, TOPIC, [9]))
+    )
+    with pytest.raises(LockTimeout) as caught:
+        use()
+    assert caught.value.hint
+    holder.send_signal(signal.SIGCONT)
+    holder.communicate(b"\n", timeout=30)
+    assert holder.returncode == 0
+    assert append(folder, TOPIC, [3]) == {3: 3}
+    folder.step(key, lambda group: group)
+    folder.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.slow
+def test_one_key_from_many_processes_with_kills(tmp_path: Path) -> None:
+    check_one_key(os.fspath(tmp_path), 8, 200)
+
+
+@pytest.mark.timeout(60)
+def test_one_key_from_many_processes(tmp_path: Path) -> None:
+    check_one_key(os.fspath(tmp_path), 4, 40)
+
+
+def check_one_key(root: str, processes: int, tries: int) -> None:
+    """The same idempotency keys from everywhere, some of the publishers killed: one record each."""
+    folder = Folder(root, QUIET)
+    folder.define(TOPIC, TopicOptions(dedup_window_s=600.0, segment_records=7))
+    program = (
+        "import sys\n"
+        "from trunkline.log.folder import Folder\n"
+        "from crash.promises import append\n"
+        "folder = Folder(sys.argv[1])\n"
+        "for number in range(1, int(sys.argv[2]) + 1):\n"
+        "    append(folder, 't', [number], idem_key=f'k{number}')\n"
+    )
+    crowd = [
+        subprocess.Popen([sys.executable, "-c", program, root, str(tries)], cwd=TESTS)
+        for _ in range(processes)
+    ]
+    wait_until("nothing was published", lambda: folder.bounds(TOPIC, 0).next > tries // 2, 30)
+    for process in crowd[1::2]:
+        process.kill()
+    assert crowd[0].wait(60) == 0
+    for process in crowd:
+        process.wait(60)
+    seen = values(records_of(folder, TOPIC))
+    assert sorted(seen.values()) == list(range(1, tries + 1))
+    folder.close()

@@ -18,6 +18,7 @@ from trunkline.log.folder import Folder
 
 from . import sample
 from .promises import OPTIONS, StillClock
+from .scenes import TOPIC
 
 WHOLE = {number: number for number in range(1, sample.RECORDS + 1)}
 SETTLED = {1, 2, 3, 4, 6, 7}
@@ -142,11 +143,11 @@ def test_verify_finds_every_flipped_bit_of_a_finished_segment(
     root = f"{place}/verified"
     sample.put(good, root)
     folder = Folder(root, OPTIONS, StillClock())
-    assert not list(upkeep.verify(folder, sample.TOPIC, 0))
+    assert not list(upkeep.verify(folder, TOPIC, 0))
     path = os.path.join(root, name)
     for what, data in flips(good[name], 1 if number == 1 else 5, 0):
         Path(path).write_bytes(data)
-        assert any(found.severe for found in upkeep.verify(folder, sample.TOPIC, 0)), what
+        assert any(found.severe for found in upkeep.verify(folder, TOPIC, 0)), what
     folder.close()
 
 

@@ -16,7 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from trunkline.group import AnyOp, Group, Item, Lease, Saved, load
+from trunkline.group import Group, Item, Lease, Saved, load
+from trunkline.ops import AnyOp
 from trunkline.options import GroupOptions
 
 RECORDS = 10

@@ -57,7 +57,7 @@ def test_a_reader_keeps_up_with_files_that_others_replace(folder: Folder, opener
     with pytest.raises(OutOfRange) as caught:
         other.read(TOPIC, 0, 5, 1)
     assert (caught.value.first, caught.value.next) == (6, 10)
-    assert [r.offset for r in other.reader(TOPIC, 0).read(1, 2, strict=False)] == [6, 7]
+    assert [r.offset for r in other.reader(TOPIC, 0).read(1, 1, strict=False)] == [6]
 
 
 def test_at_least_one_record_however_large(folder: Folder) -> None:

@@ -16,7 +16,7 @@ import time
 from trunkline.errors import LockTimeout, StorageError, StorageFull
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_BASE = os.O_CLOEXEC | os.O_NOFOLLOW
+_BASE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in a file's place must not hang us
 _fdatasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
@@ -41,6 +41,11 @@ def open_file(path: str, flags: int) -> int:
         os.close(fd)
         raise StorageError(f"not a plain file: {path}", path=path)
     return fd
+
+
+def read_file(path: str) -> bytes:
+    with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+        return file.read()
 
 
 def create_file(path: str, flags: int = os.O_RDWR) -> int:

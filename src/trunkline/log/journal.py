@@ -324,8 +324,7 @@ class GroupFile:
         damaged = ""
         for ending in (".json", ".json.bak"):
             try:
-                with open(self._stem + ending, "rb") as file:
-                    data = file.read().rstrip(b"\n")
+                data = atomic.read_file(self._stem + ending).rstrip(b"\n")
             except FileNotFoundError:
                 continue
             try:
@@ -379,8 +378,7 @@ class GroupFile:
     def _begin_next(self) -> None:
         """A new generation. Either copy of its base will do, so none can be lost alone."""
         self._write_snapshot()
-        with open(self._stem + ".json", "rb") as file:
-            atomic.replace_file(self._stem + ".json.bak", file.read())
+        atomic.replace_file(self._stem + ".json.bak", atomic.read_file(self._stem + ".json"))
         self._begin_journal(self._generation + 1, self._position)
 
     def _begin_journal(self, generation: int, after: int) -> None:
@@ -413,8 +411,7 @@ class GroupFile:
         }
         path = self._stem + ".json"
         try:
-            with open(path, "rb") as file:
-                old = file.read()
+            old = atomic.read_file(path)
         except FileNotFoundError:
             old = b""
         if is_intact(old.rstrip(b"\n")):

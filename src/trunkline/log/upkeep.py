@@ -126,6 +126,7 @@ def compact(folder: Folder, topic: str, partition: int, progress: Progress | Non
     once every group has seen it. What some group has not settled stays unless the topic says so.
     """
     options = folder.topic(topic)
+    _make_head_durable(folder, topic, partition)
     reader = folder.fresh_reader(topic, partition)
     try:
         head = reader.head()
@@ -171,8 +172,21 @@ def _is_latest(line: Line, latest: dict[str, int]) -> bool:
     return latest[line.meta.key] == line.offset and line.meta.payload is not None
 
 
+def _make_head_durable(folder: Folder, topic: str, partition: int) -> None:
+    """Before a segment is rewritten: a head from before it was finished would, after a power cut,
+    speak of bytes that are not there any more.
+    """
+    writer = folder.writer(topic, partition)
+    head = writer.begin()
+    try:
+        writer.save(head, durable=True)
+    finally:
+        writer.end()
+
+
 def pack_segments(folder: Folder, topic: str, partition: int) -> int:
     """Compress finished segments. Returns how many."""
+    _make_head_durable(folder, topic, partition)
     reader = folder.fresh_reader(topic, partition)
     packed = 0
     try:

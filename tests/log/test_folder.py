@@ -1,0 +1,126 @@
+"""The folder as a whole: opening, options, members, topics."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trunkline.errors import (
+    Closed,
+    Conflict,
+    Corrupt,
+    NoBus,
+    NotFound,
+    TrunklineError,
+    UnsupportedFormat,
+)
+from trunkline.log.folder import Folder, GroupKey
+from trunkline.options import GroupOptions, StoreOptions, TopicOptions
+
+from .conftest import Opener
+from .events import TOPIC, event, payloads, publish, put
+
+
+def test_a_folder_is_made_only_if_asked_for(root: str) -> None:
+    with pytest.raises(NoBus):
+        Folder(root, StoreOptions(create=False))
+    assert not os.path.exists(root)
+    one = Folder(root)
+    two = Folder(root, StoreOptions(create=False))
+    assert one.id == two.id
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"", Corrupt),
+        (b"{", Corrupt),
+        (b"\xff\xfe", Corrupt),
+        (b"[1]", Corrupt),
+        (b'{"format":99}', UnsupportedFormat),
+    ],
+)
+def test_a_bad_marker_is_refused_and_nothing_changes(
+    data: bytes, kind: type[TrunklineError], root: str
+) -> None:
+    Folder(root).close()
+    Path(root, "bus.json").write_bytes(data)
+    before = {path: path.stat().st_mtime_ns for path in Path(root).rglob("*") if path.is_file()}
+    with pytest.raises(kind):
+        Folder(root)
+    after = {path: path.stat().st_mtime_ns for path in Path(root).rglob("*") if path.is_file()}
+    assert after == before
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"t":1}', b"\xff", b'{"t":{"nope":1}}'])
+def test_bad_topic_options_are_an_error(data: bytes, folder: Folder, root: str) -> None:
+    Path(root, "topics.json").write_bytes(data)
+    with pytest.raises((Corrupt, UnsupportedFormat)):
+        folder.topics()
+
+
+def test_options_are_shared(folder: Folder, opener: Opener) -> None:
+    other = opener()
+    folder.define(TOPIC, TopicOptions(partitions=2))
+    assert other.topics()[TOPIC].partitions == 2
+    other.define(TOPIC, TopicOptions(partitions=3))
+    assert folder.topics()[TOPIC].partitions == 3
+    with pytest.raises(Conflict):
+        folder.define(TOPIC, TopicOptions(partitions=2))
+
+
+def test_a_removed_topic_begins_anew(folder: Folder, opener: Opener) -> None:
+    other = opener()
+    publish(folder, [1, 2])
+    publish(other, [3])
+    key = GroupKey(TOPIC, 0, "g")
+    folder.step(key, lambda group: group.define(GroupOptions(), 0))
+    folder.remove_topic(TOPIC)
+    assert folder.topics() == {}
+    assert folder.groups() == []
+    assert publish(other, ["new"]) == [1]
+    assert payloads(other) == {1: "new"}
+    with pytest.raises(NotFound):
+        folder.remove_topic("never")
+
+
+def test_a_batch_is_whole_or_not_there(folder: Folder, root: str, opener: Opener) -> None:
+    put(folder, *(event(n) for n in range(3)))
+    size = os.stat(f"{root}/wal/t.00000001.jsonl").st_size
+    put(folder, *(event(n) for n in range(3, 6)))
+    folder.abandon()
+    path = f"{root}/wal/t.00000001.jsonl"
+    data = Path(path).read_bytes()
+    for cut in range(size, len(data)):  # a writer that died in the middle of its write
+        Path(path).write_bytes(data[:cut])
+        os.unlink(f"{root}/wal/t.head") if os.path.exists(f"{root}/wal/t.head") else None
+        assert list(payloads(opener()).values()) == [0, 1, 2], cut
+
+
+def test_a_closed_folder_says_so(folder: Folder) -> None:
+    publish(folder, [1])
+    folder.close()
+    folder.close()
+    with pytest.raises(Closed):
+        publish(folder, [2])
+    with pytest.raises(Closed):
+        folder.step(GroupKey(TOPIC, 0, "g"), lambda group: group)
+
+
+def test_members_tidy_up_after_the_dead(folder: Folder, opener: Opener, root: str) -> None:
+    folder.join()
+    other = opener()
+    other.join()
+    assert set(os.listdir(f"{root}/members")) == {folder.member, other.member}
+    assert other.is_alive(folder.member)
+    folder.abandon()
+    assert not other.is_alive(folder.member)
+    third = opener()
+    third.join()
+    assert set(os.listdir(f"{root}/members")) == {other.member, third.member}
+    third.close()
+    assert set(os.listdir(f"{root}/members")) == {other.member}

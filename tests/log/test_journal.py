@@ -1,0 +1,236 @@
+"""A group's files: shared by processes, cut off anywhere, damaged, newer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trunkline.errors import Conflict, Corrupt, UnsupportedFormat
+from trunkline.group import Group, Item
+from trunkline.log import atomic
+from trunkline.log.folder import Folder, GroupKey
+from trunkline.log.journal import GroupFile
+from trunkline.log.line import close_line
+from trunkline.options import GroupOptions
+from trunkline.testing.clock import ManualClock
+
+from .conftest import Opener
+from .events import TOPIC, publish
+
+KEY = GroupKey(TOPIC, 0, "g")
+JOURNAL, SNAPSHOT, BACKUP = (f"offsets/t__g.{kind}" for kind in ("journal", "json", "json.bak"))
+
+
+@pytest.fixture
+def folder(opener: Opener) -> Folder:
+    folder = opener(snapshot_bytes=1024)
+    publish(folder, range(1, 21))
+    folder.step(KEY, lambda group: group.define(GroupOptions(ordering="none"), 0))
+    return folder
+
+
+def settle(folder: Folder, *offsets: int) -> None:
+    folder.step(KEY, lambda group: group.settle(offsets))
+
+
+def settled(folder: Folder) -> set[int]:
+    group = folder.group(KEY)
+    return {offset for offset in range(1, 21) if group.is_settled(offset)}
+
+
+def take(folder: Folder, *offsets: int) -> None:
+    def step(group: Group) -> None:
+        for offset in offsets:
+            group.offer(Item(offset, None, 2, 0.0, 1e18, 0.0))
+        group.take(folder.join(), now=folder.clock.monotonic(), wall=0.0, limit=len(offsets))
+
+    folder.step(KEY, step)
+
+
+def test_another_process_sees_each_change(folder: Folder, opener: Opener) -> None:
+    other = opener()
+    for offset in range(1, 20, 2):
+        settle(folder, offset)
+        assert settled(other) == set(range(1, offset + 1))
+        settle(other, offset + 1)
+        assert settled(folder) == set(range(1, offset + 2))
+
+
+def test_a_new_generation_is_seen_by_another_process(folder: Folder, opener: Opener) -> None:
+    other = opener(snapshot_bytes=1024)
+    settled(other)
+    before = os.stat(f"{folder.path}/{JOURNAL}").st_ino
+    for _ in range(30):
+        folder.step(KEY, lambda group: group.pause(not group.paused))
+    settle(folder, 1, 3)
+    assert os.stat(f"{folder.path}/{JOURNAL}").st_ino != before
+    assert os.stat(f"{folder.path}/{JOURNAL}").st_size < 1200
+    assert settled(other) == {1, 3}
+    settle(other, 2)
+    assert settled(folder) == {1, 2, 3}
+
+
+def test_a_death_between_snapshot_and_journal_loses_nothing_of_the_others(
+    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others go on with the old journal; what they note there counts."""
+    other = opener()
+    settle(other, 1)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupFile, "_begin_journal", die)
+        with pytest.raises(KeyboardInterrupt):
+            folder._groups[KEY].renew(1)
+    settle(other, 2, 5)
+    assert settled(opener()) == {1, 2, 5}
+    assert settled(other) == {1, 2, 5}
+
+
+@pytest.mark.parametrize("name", [SNAPSHOT, BACKUP])
+@pytest.mark.parametrize("how", ["damaged", "gone"])
+def test_either_copy_of_the_base_will_do(
+    name: str, how: str, folder: Folder, root: str, opener: Opener
+) -> None:
+    settle(folder, 1, 4)
+    folder._groups[KEY].renew(1)
+    settle(folder, 2)
+    path = Path(root, name)
+    assert path.exists()
+    path.unlink() if how == "gone" else path.write_bytes(path.read_bytes()[:-9])
+    assert settled(opener()) == {1, 2, 4}
+
+
+def test_without_any_base_it_is_an_error(folder: Folder, root: str, opener: Opener) -> None:
+    folder._groups[KEY].renew(1)
+    for name in (SNAPSHOT, BACKUP):
+        os.unlink(f"{root}/{name}")
+    with pytest.raises(Corrupt, match="snapshot"):
+        opener().group(KEY)
+
+
+def test_a_damaged_snapshot_does_not_hide_an_older_one(
+    folder: Folder, root: str, opener: Opener
+) -> None:
+    settle(folder, 1)
+    folder._groups[KEY].save(1)
+    settle(folder, 2)
+    folder._groups[KEY].save(1)
+    Path(root, SNAPSHOT).write_bytes(b"{}")
+    assert settled(opener()) == {1, 2}
+    Path(root, BACKUP).write_bytes(b"{}")
+    with pytest.raises(Corrupt, match="no intact snapshot"):
+        opener().group(KEY)
+
+
+@pytest.mark.parametrize("name", [JOURNAL, SNAPSHOT])
+def test_a_newer_format_is_refused_and_left_alone(
+    name: str, folder: Folder, root: str, opener: Opener
+) -> None:
+    folder._groups[KEY].save(1)
+    path = Path(root, name)
+    first, _, rest = path.read_bytes().partition(b"\n")
+    newer = close_line(first[:-18].replace(b'"format":1', b'"format":2')) + rest
+    path.write_bytes(newer)
+    before = {p: p.read_bytes() for p in Path(root, "offsets").iterdir()}
+    for _ in range(2):
+        with pytest.raises(UnsupportedFormat):
+            opener().group(KEY)
+    assert {p: p.read_bytes() for p in Path(root, "offsets").iterdir()} == before
+
+
+def test_damage_below_what_was_synced_is_an_error(
+    folder: Folder, root: str, opener: Opener
+) -> None:
+    settle(folder, 1)
+    folder.sync_groups()
+    settle(folder, 2)
+    settle(folder, 3)
+    good = Path(root, JOURNAL).read_bytes()
+    early = good.replace(b"[[1,1]]", b"[[9,9]]")
+    Path(root, JOURNAL).write_bytes(early)
+    other = opener()
+    for _ in range(2):
+        with pytest.raises(Corrupt) as caught:
+            other.group(KEY)
+        assert caught.value.position == early.index(b'{"op":"settled"')
+    late = good.replace(b"[[2,2]]", b"[[9,9]]")
+    Path(root, JOURNAL).write_bytes(late)
+    assert settled(opener()) == {1}, "what was never durable is done again"
+
+
+def test_a_step_that_fails_leaves_no_trace(folder: Folder, opener: Opener) -> None:
+    def step(group: Group) -> None:
+        group.settle([1])
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        folder.step(KEY, step)
+    assert settled(folder) == settled(opener()) == set()
+
+
+def test_a_conflicting_policy_is_refused(folder: Folder) -> None:
+    with pytest.raises(Conflict):
+        folder.step(KEY, lambda group: group.define(GroupOptions(max_retries=1), 0))
+
+
+def test_what_was_asked_for_is_durable_at_once(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = atomic.sync
+
+    def note(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        sync(fd)
+
+    monkeypatch.setattr(atomic, "sync", note)
+    settle(folder, 1)
+    assert synced == []
+    folder.step(KEY, lambda group: group.seek(3))
+    assert [os.path.basename(path) for path in synced] == ["t__g.journal"]
+
+
+def test_leases_survive_a_snapshot_of_a_later_boot(
+    folder: Folder, opener: Opener, clock: ManualClock
+) -> None:
+    """The journal began under one boot; now is another, and a third process joins."""
+    settle(folder, 1)
+    folder.close()
+    clock.boot = "another"
+    second = opener()
+    take(second, 2, 3)
+    second._groups[KEY].save(1)
+    third = opener()
+    assert {lease.by for lease in third.group(KEY).leases.values()} == {second.member}
+    assert sorted(third.group(KEY).leases) == [2, 3]
+
+
+def test_leases_do_not_survive_a_boot(folder: Folder, opener: Opener, clock: ManualClock) -> None:
+    take(folder, 1, 2)
+    folder.abandon()
+    clock.boot = "another"
+    assert opener().group(KEY).leases == {}
+
+
+def test_a_dead_member_holds_nothing(folder: Folder, opener: Opener) -> None:
+    take(folder, 1, 2)
+    other = opener()
+    assert sorted(other.group(KEY).leases) == [1, 2]
+    folder.abandon()
+    assert other.group(KEY).leases == {}
+    assert other.group(KEY).attempts == {1: 1, 2: 1}, "the attempt counts, whoever died of it"
+
+
+def test_a_removed_group_begins_anew(folder: Folder, opener: Opener) -> None:
+    other = opener()
+    settle(folder, 1)
+    assert settled(other) == {1}
+    folder.remove_group(KEY)
+    assert folder.groups() == []
+    other.step(KEY, lambda group: group.define(GroupOptions(), 0))
+    assert settled(other) == settled(folder) == set()

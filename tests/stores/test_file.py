@@ -1,0 +1,120 @@
+"""The file store: publishers that wait together, threads that write, loops that never block."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from trunkline.errors import Closed
+from trunkline.event import Event, encode_event
+from trunkline.log import atomic
+from trunkline.log.folder import Folder
+from trunkline.options import Limits, StoreOptions, TopicOptions
+from trunkline.stores.file import FileStore
+
+TOPIC = "t"
+
+
+def event(payload: object, **fields: str) -> Event:
+    return Event(topic=TOPIC, payload=payload, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=[10.0, 0.0], ids=["in place", "by threads"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FileStore]:
+    store = FileStore(os.fspath(tmp_path), reserve_bytes=0, inline_commit_s=request.param)
+    await store.append("warm", [Event(topic="warm")])  # the first one is always done in place
+    yield store
+    await store.close()
+
+
+async def test_publishers_that_wait_together_share_a_sync(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.append(TOPIC, [event(0)])
+    count = 0
+    sync = atomic.sync
+
+    def counted(fd: int) -> None:
+        nonlocal count
+        count += 1
+        sync(fd)
+
+    monkeypatch.setattr(atomic, "sync", counted)
+    found = await asyncio.gather(*(store.append(TOPIC, [event(n)]) for n in range(1, 101)))
+    assert [receipts[0].offset for receipts in found] == list(range(2, 102))
+    assert count <= 5
+
+
+async def test_offsets_are_in_the_order_of_the_calls(store: FileStore) -> None:
+    batches = [[event((n, m)) for m in range(n % 4 + 1)] for n in range(40)]
+    found = await asyncio.gather(*(store.append(TOPIC, batch) for batch in batches))
+    offsets = [receipt.offset for receipts in found for receipt in receipts]
+    assert offsets == list(range(1, len(offsets) + 1))
+    records = await store.read(TOPIC, 0, 1, 1000)
+    assert [r.event.payload for r in records] == [
+        list(e.payload) for batch in batches for e in batch
+    ]
+
+
+async def test_a_publisher_that_gives_up_does_not_disturb_the_others(store: FileStore) -> None:
+    tasks = [asyncio.ensure_future(store.append(TOPIC, [event(n)])) for n in range(20)]
+    await asyncio.sleep(0)
+    for task in tasks[::3]:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    records = {r.event.payload: r.offset for r in await store.read(TOPIC, 0, 1, 100)}
+    for number, result in enumerate(results):
+        if isinstance(result, list):
+            assert records[number] == result[0].offset
+        else:
+            assert isinstance(result, asyncio.CancelledError)
+    assert sorted(records.values()) == list(range(1, len(records) + 1))
+
+
+async def test_a_lock_that_another_holds_does_not_stop_the_loop(
+    store: FileStore, tmp_path: Path
+) -> None:
+    other = Folder(os.fspath(tmp_path), StoreOptions(reserve_bytes=0))
+    other.append(TOPIC, 0, [encode_event(event(0), Limits())], [event(0)])
+    other.writer(TOPIC, 0).begin()
+    late = asyncio.ensure_future(store.append(TOPIC, [event(1)]))
+    longest = 0.0
+    for _ in range(20):
+        started = time.perf_counter()
+        await asyncio.sleep(0.005)
+        longest = max(longest, time.perf_counter() - started)
+    assert not late.done()
+    assert longest < 0.2
+    other.writer(TOPIC, 0).end()
+    assert (await late)[0].offset == 2
+    other.close()
+
+
+async def test_partitions_by_key_and_in_turn(store: FileStore) -> None:
+    await store.define(TOPIC, TopicOptions(partitions=4))
+    found = await store.append(TOPIC, [event(n, key=f"k{n % 5}") for n in range(50)])
+    by_key: dict[str, set[int]] = {}
+    for number, receipt in enumerate(found):
+        by_key.setdefault(f"k{number % 5}", set()).add(receipt.partition)
+    assert all(len(partitions) == 1 for partitions in by_key.values())
+    spread = await store.append(TOPIC, [event(n) for n in range(8)])
+    assert {receipt.partition for receipt in spread} == {0, 1, 2, 3}
+
+
+async def test_close_waits_for_those_who_wait(store: FileStore, tmp_path: Path) -> None:
+    tasks = [asyncio.ensure_future(store.append(TOPIC, [event(n)])) for n in range(10)]
+    await asyncio.sleep(0)
+    await store.close()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, list | Closed) for result in results)
+    kept = sum(isinstance(result, list) for result in results)
+    folder = Folder(os.fspath(tmp_path), StoreOptions(reserve_bytes=0))
+    assert folder.bounds(TOPIC, 0).next == kept + 1
+    folder.close()
+    with pytest.raises(Closed):
+        await store.append(TOPIC, [event(1)])

@@ -83,7 +83,7 @@ def exists(test_id: str) -> bool:
 def test_each_promise_names_a_test_that_exists() -> None:
     page = DOCS / "guarantees.md"
     if not page.exists():
-        pytest.skip("there is no docs/guarantees.md yet")
+        pytest.fail("there is no docs/guarantees.md")
     found = list(promises(page))
     problems = [
         f"{at(page, line)}: a promise without a test" for line, text in found if "::" not in text
@@ -197,7 +197,7 @@ def commands(verb: str) -> list[str]:
 def test_each_command_is_documented(verb: str) -> None:
     page = DOCS / "cli.md"
     if not page.exists():
-        pytest.skip("there is no docs/cli.md yet")
+        pytest.fail("there is no docs/cli.md")
     text = page.read_text("utf-8")
     problems = [
         f"{at(page)}: trunkline {command} is not there"

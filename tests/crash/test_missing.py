@@ -10,6 +10,7 @@ import pytest
 import trunkline
 from trunkline.errors import Conflict, Corrupt, StorageError, TrunklineError
 from trunkline.log.folder import Folder
+from trunkline.log.writer import PartitionWriter
 from trunkline.options import TopicOptions
 
 from . import sample
@@ -159,3 +160,38 @@ def test_offsets_that_a_power_cut_took_back_are_delivered_when_they_are_used_aga
     again.step(KEY, lambda group: group.settle([2]))
     again.close()
     assert Folder(root, OPTIONS, StillClock()).group(KEY).floor == 2
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_a_death_right_after_a_file_was_set_aside(
+    has_head: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No offset that was acknowledged is used again, and the gap is still reported."""
+    root = os.fspath(tmp_path)
+    folder = Folder(root, OPTIONS, StillClock())
+    for number in (1, 2, 3):
+        append(folder, TOPIC, [number])
+    folder.close()
+    path = Path(root, "wal/t.00000001.jsonl")
+    if has_head:
+        os.truncate(path, 40)
+    else:
+        path.write_bytes(path.read_bytes().replace(b'"payload":1', b'"payload":8'))
+        os.unlink(f"{root}/wal/t.head")
+    folder = Folder(root, OPTIONS, StillClock())
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionWriter, "save", die)
+        with pytest.raises(KeyboardInterrupt):
+            append(folder, TOPIC, [4])
+    folder.abandon()
+    assert os.path.exists(f"{path}.corrupt")
+    again = Folder(root, OPTIONS, StillClock())
+    assert append(again, TOPIC, [4]) == {4: 4}
+    with pytest.raises(Corrupt):
+        again.read(TOPIC, 0, 1, 1)
+    assert [record.offset for record in again.read(TOPIC, 0, 4, 1)] == [4]
+    again.close()

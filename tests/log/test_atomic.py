@@ -165,3 +165,18 @@ def test_folders_are_made_with_their_parents(tmp_path: Path) -> None:
     atomic.make_dir(os.fspath(path))
     atomic.make_dir(os.fspath(path))
     assert path.is_dir()
+
+
+@pytest.mark.parametrize("call", ["open", "rename", "fsync"])
+def test_whatever_fails_is_a_storage_error(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    path = os.fspath(tmp_path / "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(StorageError) as caught:
+            atomic.replace_file(path, b"new")
+    assert caught.value.path == path

@@ -82,16 +82,19 @@ def sync_dir(path: str) -> None:
 def replace_file(path: str, data: bytes) -> None:
     """Put ``data`` in the place of whatever ``path`` is now: all of it or none, durably."""
     temp = f"{path}.{secrets.token_hex(4)}.tmp"
-    fd = open_file(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        write_all(fd, data)
-        sync(fd)
+        fd = open_file(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            write_all(fd, data)
+            sync(fd)
+        except OSError:
+            os.unlink(temp)
+            raise
+        finally:
+            os.close(fd)
+        move_file(temp, path)
     except OSError as error:
-        os.close(fd)
-        os.unlink(temp)
         raise storage_error(error, path) from error
-    os.close(fd)
-    move_file(temp, path)
 
 
 def move_file(source: str, target: str) -> None:

@@ -68,8 +68,24 @@ def survey(segments: Sequence[Segment], head: Head | None) -> Survey:
         if fresh.next < head.next:
             reused = min(fresh.next, head.reused or fresh.next)
             fresh = replace(fresh, epoch=head.epoch + 1, reused=reused)
-        return found._replace(head=fresh, lost=True)
+        found = found._replace(head=fresh, lost=True)
+    if found.damage is None:
+        found = found._replace(head=_behind_bad(segments, found.head))
     return found
+
+
+def _behind_bad(segments: Sequence[Segment], state: Head) -> Head:
+    """The state behind every file that was set aside: whoever did so may have died right after."""
+    for segment in segments:
+        if segment.bad and segment.number >= state.segment:
+            state = _beyond(segment, replace(state, end=0), segment.size())
+            state = _begin(state, segment.number + 1)
+    return state
+
+
+def _begin(state: Head, number: int) -> Head:
+    """``state`` at the beginning of a segment."""
+    return replace(state, segment=number, end=0, durable=0, sum=0, records=0, ts=0, indexed=0)
 
 
 def is_whole(segment: Segment, head: Head) -> bool:
@@ -117,9 +133,7 @@ def _walk(state: Head, segments: list[Segment], head: Head | None) -> Survey:
     unsealed: list[tuple[Segment, Head]] = []
     for at, segment in enumerate(segments):
         if segment.number != state.segment:
-            state = replace(
-                state, segment=segment.number, end=0, durable=0, sum=0, records=0, ts=0, indexed=0
-            )
+            state = _begin(state, segment.number)
         upper = next((s.first for s in segments[at + 1 :] if s.first is not None), None)
         durable = head.durable if head and head.segment == segment.number else 0
         end, damage = _scan(segment, state, upper, durable)
@@ -129,9 +143,7 @@ def _walk(state: Head, segments: list[Segment], head: Head | None) -> Survey:
         if not sealed and segment.size() > end.end:
             cuts.append((segment, end.end))
         if sealed:
-            end = replace(
-                end, segment=segment.number + 1, end=0, durable=0, sum=0, records=0, ts=0, indexed=0
-            )
+            end = _begin(end, segment.number + 1)
         elif at + 1 < len(segments):
             unsealed.append((segment, end))
         state = end

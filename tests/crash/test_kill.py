@@ -53,7 +53,7 @@ def test_a_promise_survives_kill_at_any_line(scene: str, place: str) -> None:
 def test_every_line_is_killed_for_real(scene: str, place: str) -> None:
     found = run(scene, place, "every")
     assert not found.problems, "\n".join(found.problems)
-    assert found.kills > 0.98 * found.lines  # a few lines run only while the process ends
+    assert found.kills > 0.9 * found.lines  # a loop that polls runs a few lines more or less
 
 
 @pytest.mark.parametrize(

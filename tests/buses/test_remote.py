@@ -90,6 +90,21 @@ class TestTheWire:
             await bus.publish("t", 2)
             assert (await anext(stream)).event.payload == 2
 
+    async def test_what_a_closing_broker_refuses_is_said_to_the_next(self, broker: Broker) -> None:
+        """Its sessions may hear frames after it began to close and before they end."""
+        async with (
+            RemoteBus(broker.url, backoff_base_s=0.01) as bus,
+            bus.subscribe("t", group="g") as stream,
+        ):
+            broker.hub.is_open = False
+            publishing = asyncio.ensure_future(bus.publish("t", 1))
+            async with asyncio.timeout(10):
+                while bus.link.is_up:
+                    await asyncio.sleep(0.01)
+            broker.hub.is_open = True
+            assert (await asyncio.wait_for(publishing, 10)).offset == 1
+            assert (await asyncio.wait_for(anext(stream), 10)).event.payload == 1
+
     async def test_a_subscription_that_is_no_longer_allowed_is_told(self, broker: Broker) -> None:
         async with (
             RemoteBus(broker.url) as bus,

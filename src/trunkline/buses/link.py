@@ -346,7 +346,11 @@ class Link:
         elif isinstance(frame, Failure):
             if frame.code == "unauthenticated":
                 self._refused = error_of(frame)
-            if frame.corr is not None:
+            if frame.code == "closing":
+                # It took nothing in: what may be said again is said to the broker that comes next.
+                if self._transport is not None:
+                    self._transport.disconnect()
+            elif frame.corr is not None:
                 self._settle(frame.corr, error_of(frame))
             else:
                 self._user.failed(frame)

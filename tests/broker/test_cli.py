@@ -38,7 +38,7 @@ def test_tokens_are_made_listed_and_revoked(
     run("token", "ls", "--json", "--url", url)
     (shown,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (shown["agent"], shown["grants"][0]["topics"]) == ("shop", ["orders.>"])
-    assert text.rpartition("_")[2] not in str(shown)
+    assert text.split("_", 2)[2] not in str(shown)
     assert "digest" not in shown
     run("token", "revoke", shown["id"], "--url", url)
     assert "revoked" in capsys.readouterr().out

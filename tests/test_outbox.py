@@ -175,8 +175,10 @@ class Listed:
     async def sent(self, rows: Sequence[OutboxRow], receipts: Sequence[Receipt]) -> None:
         self.done += [receipt.offset for receipt in receipts]
 
-    async def failed(self, row: OutboxRow, error: str, max_attempts: int) -> None:
-        self.errors.append(error)
+    async def failed(self, rows: Sequence[OutboxRow], error: str, max_attempts: int | None) -> None:
+        self.errors += [error] * len(rows)
+        if max_attempts is None:
+            self.rows = [*rows, *self.rows]
 
 
 async def test_any_storage_with_three_methods_will_do(bus: Any) -> None:
@@ -185,17 +187,102 @@ async def test_any_storage_with_three_methods_will_do(bus: Any) -> None:
     assert storage.done == [1, 1, 2]
 
 
-async def test_what_the_bus_refuses_is_told_to_the_storage() -> None:
-    class Full:
+async def test_while_the_bus_is_away_rows_wait_and_none_is_given_up(
+    bus: Any, outbox: SqlOutbox, engine: Any
+) -> None:
+    class Away:
+        is_away = True
+
+        async def _publish(self, topic: str, events: Any) -> Any:
+            if self.is_away:
+                raise StorageFull("no room")
+            return await publish_once(bus.store, bus.publish_many, topic, events)
+
+        publish_many = publish_again = _publish
+
+    ids = add(outbox, engine, 1, 2) + add(outbox, engine, 3, topic="others")
+    away = Away()
+    drainer = Drainer(outbox, away, max_attempts=2)
+    for _ in range(5):
+        with pytest.raises(StorageFull):
+            await drainer.drain()
+    with engine.connect() as connection:
+        found = connection.execute(sa.select(outbox.table.c.error)).scalars().all()
+    assert found == ["no room"] * 3
+    away.is_away = False
+    assert await drainer.drain() == 3
+    assert [r.event.id for r in [*await bus.read("orders"), *await bus.read("others")]] == ids
+
+
+async def test_a_database_that_is_away_for_a_while_does_not_end_it(bus: Any) -> None:
+    class Flaky(Listed):
+        fails = 3
+
+        async def claim(self, by: str, limit: int, lease_s: float) -> list[OutboxRow]:
+            if self.fails:
+                self.fails -= 1
+                raise sa.exc.OperationalError("select", {}, Exception("database is locked"))
+            return await super().claim(by, limit, lease_s)
+
+    storage = Flaky([Event(topic="a")])
+    async with Drainer(storage, bus, poll_s=0.01), asyncio.timeout(30):
+        while not storage.done:
+            await asyncio.sleep(0.01)
+    assert storage.done == [1]
+
+
+async def test_leaving_it_finishes_what_was_begun(bus: Any, outbox: SqlOutbox, engine: Any) -> None:
+    begun = asyncio.Event()
+
+    class Slow:
         async def publish_many(self, topic: str, events: Any) -> Any:
-            raise StorageFull("no room")
+            begun.set()
+            await asyncio.sleep(0.05)
+            return await bus.publish_many(topic, events)
 
-        async def publish_again(self, topic: str, events: Any) -> Any:
-            raise StorageFull("no room")
+    add(outbox, engine, 1, 2, 3)
+    async with Drainer(outbox, Slow(), batch=2):
+        await begun.wait()
+    assert await kept(bus) == [1, 2]
+    assert await Drainer(outbox, bus).drain() == 1, "the third was not claimed"
 
-    storage = Listed([Event(topic="a"), Event(topic="a")])
-    assert await Drainer(storage, Full()).drain() == 0
-    assert storage.errors == ["no room", "no room"]
+
+async def test_after_its_lease_a_row_is_looked_for_before_it_is_published(bus: Any) -> None:
+    """The drainer stood still between taking a row and publishing it; another took it over."""
+
+    class Overtaken(Listed):
+        async def claim(self, by: str, limit: int, lease_s: float) -> list[OutboxRow]:
+            taken = await super().claim(by, limit, lease_s)
+            for row in taken:
+                await bus.publish(row.event)
+            await asyncio.sleep(lease_s)
+            return taken
+
+    storage = Overtaken([Event(topic="a", payload=1)])
+    assert await Drainer(storage, bus, lease_s=0.01).drain() == 1
+    assert await kept(bus, "a") == [1]
+
+
+async def test_what_was_given_up_can_be_tried_again(
+    bus: Any, outbox: SqlOutbox, engine: Any
+) -> None:
+    class Strict:
+        async def publish_many(self, topic: str, events: Any) -> Any:
+            raise InvalidEvent("does not fit the schema")
+
+        publish_again = publish_many
+
+    add(outbox, engine, 1)
+    assert await Drainer(outbox, Strict(), max_attempts=1).drain() == 0
+    assert (outbox.waiting(), await Drainer(outbox, bus).drain()) == (0, 0)
+    assert outbox.retry() == 1
+    assert await Drainer(outbox, bus).drain() == 1
+    assert await kept(bus) == [1]
+
+
+def test_an_id_that_no_column_holds_is_refused(outbox: SqlOutbox, engine: Any) -> None:
+    with engine.begin() as connection, pytest.raises(InvalidEvent, match="255"):
+        outbox.add(connection, Event(topic="a", id="x" * 256))
 
 
 async def test_publish_once_keeps_what_is_not_there(bus: Any) -> None:

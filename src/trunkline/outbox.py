@@ -6,6 +6,9 @@ id. Before it is published the row says so; if it still says so later, nobody kn
 and the log is asked for the id before it is published again. A row is marked as sent only after the
 receipt is there.
 
+While the bus cannot be reached rows wait, for as long as it takes. A row that the bus refuses is
+tried ``max_attempts`` times, then given up and kept.
+
 Where rows live is a seam, ``OutboxStorage``; ``SqlOutbox`` is one in any database that SQLAlchemy
 knows.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -22,13 +26,17 @@ from typing import Any, Protocol
 import msgspec
 
 from trunkline.clock import Clock, SystemClock
-from trunkline.errors import InvalidEvent, TrunklineError
+from trunkline.errors import Denied, Invalid, InvalidEvent, TrunklineError
 from trunkline.event import Event, Receipt, check_event, new_id
 from trunkline.options import Interval, Limits, Options, Positive
 from trunkline.store import Store
 
+logger = logging.getLogger(__name__)
+
 _LOOK_BACK = 1000
 _ERROR_CHARS = 1000
+_ID_CHARS = 255
+_REFUSED = (Invalid, Denied)  # the event is at fault; anything else is the bus, and will pass
 
 
 class OutboxOptions(Options, frozen=True):
@@ -56,12 +64,16 @@ class OutboxStorage(Protocol):
     async def sent(self, rows: Sequence[OutboxRow], receipts: Sequence[Receipt]) -> None:
         """They are published, there."""
 
-    async def failed(self, row: OutboxRow, error: str, max_attempts: int) -> None:
-        """It is not published: let it be claimed again, or give it up after ``max_attempts``."""
+    async def failed(self, rows: Sequence[OutboxRow], error: str, max_attempts: int | None) -> None:
+        """They are not published: let them be claimed again, or give those up that were claimed
+        ``max_attempts`` times; None for never.
+        """
 
 
 class Drainer:
-    """Publishes what is in an outbox."""
+    """Publishes what is in an outbox: what is there now by ``drain``, or all the time while it is
+    entered.
+    """
 
     def __init__(self, storage: OutboxStorage, bus: Any, **options: Any) -> None:
         self.options = OutboxOptions(**options)
@@ -69,48 +81,67 @@ class Drainer:
         self._bus = bus
         self._by = secrets.token_hex(8)
         self._task: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
 
     async def drain(self) -> int:
-        """Publish what is there now; how many rows were sent."""
+        """Publish what is there now; how many rows were sent. Raises what the bus raises, except
+        for rows that it refuses; those that were not sent wait.
+        """
         total = 0
-        while rows := await self._storage.claim(self._by, self.options.batch, self.options.lease_s):
-            sent = await self._publish(rows)
+        while not self._ending.is_set():
+            until = asyncio.get_running_loop().time() + self.options.lease_s
+            rows = await self._storage.claim(self._by, self.options.batch, self.options.lease_s)
+            sent = await self._publish(rows, until)
             total += sent
             if not sent:
                 break
         return total
 
-    async def _publish(self, rows: list[OutboxRow]) -> int:
+    async def _publish(self, rows: Sequence[OutboxRow], until: float) -> int:
         count = 0
-        for topic, mine in _runs(rows):
+        clock = asyncio.get_running_loop().time
+        runs = _runs(rows)
+        for index, (topic, mine) in enumerate(runs):
             try:
-                receipts = await _send(self._bus, topic, mine)
-            except TrunklineError as error:
+                # When the lease has ended, another drainer may have published them.
+                again = mine[0].tried or clock() >= until
+                receipts = await _send(self._bus, topic, mine, again=again)
+            except _REFUSED as error:
                 if len(mine) > 1:  # one of them is bad: let the others not suffer from it
                     for row in mine:
-                        count += await self._publish([msgspec.structs.replace(row, tried=True)])
+                        one = msgspec.structs.replace(row, tried=True)
+                        count += await self._publish([one], until)
                     continue
                 text = str(error)[:_ERROR_CHARS]
-                await self._storage.failed(mine[0], text, self.options.max_attempts)
+                await self._storage.failed(mine, text, self.options.max_attempts)
                 continue
+            except TrunklineError as error:
+                rest = [row for _, others in runs[index:] for row in others]
+                await self._storage.failed(rest, str(error)[:_ERROR_CHARS], None)
+                raise
             await self._storage.sent(mine, receipts)
             count += len(mine)
         return count
 
     async def __aenter__(self) -> Drainer:
+        self._ending.clear()
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        """Finish what was begun: a row that is left claimed waits until its lease ends."""
+        self._ending.set()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task
 
     async def _run(self) -> None:
-        while True:
-            with contextlib.suppress(TrunklineError):
+        while not self._ending.is_set():
+            try:
                 await self.drain()
-            await asyncio.sleep(self.options.poll_s)
+            except Exception as error:  # noqa: BLE001 -- the bus or the database: it will be back
+                logger.warning("the outbox waits: %s", error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), self.options.poll_s)
 
 
 def _runs(rows: Sequence[OutboxRow]) -> list[tuple[str, list[OutboxRow]]]:
@@ -125,10 +156,10 @@ def _runs(rows: Sequence[OutboxRow]) -> list[tuple[str, list[OutboxRow]]]:
     return found
 
 
-async def _send(bus: Any, topic: str, rows: Sequence[OutboxRow]) -> list[Receipt]:
+async def _send(bus: Any, topic: str, rows: Sequence[OutboxRow], *, again: bool) -> list[Receipt]:
     events = [row.event for row in rows]
     receipts: list[Receipt]
-    if not rows[0].tried:
+    if not again:
         receipts = await bus.publish_many(topic, events)
     elif hasattr(bus, "publish_again"):
         receipts = await bus.publish_again(topic, events)
@@ -190,12 +221,12 @@ class SqlOutbox:
         self.table = sa.Table(
             table,
             sa.MetaData(),
-            sa.Column("id", sa.String(64), primary_key=True),
+            sa.Column("id", sa.String(_ID_CHARS), primary_key=True),
             sa.Column("event", sa.LargeBinary, nullable=False),
             sa.Column("created", sa.DateTime(timezone=True), nullable=False, index=True),
             sa.Column("attempts", sa.Integer, nullable=False, default=0),
             sa.Column("claimed_by", sa.String(32)),
-            sa.Column("claimed_until", sa.Float),
+            sa.Column("claimed_until", sa.Double),
             sa.Column("sent", sa.DateTime(timezone=True), index=True),
             sa.Column("partition", sa.Integer),
             sa.Column("offset", sa.BigInteger),
@@ -215,6 +246,8 @@ class SqlOutbox:
         else:
             event = Event(id=new_id(), topic=topic, payload=payload, ts=now, **fields)
         check_event(event, self._limits)
+        if len(event.id) > _ID_CHARS:
+            raise InvalidEvent(f"an id in an outbox has at most {_ID_CHARS} characters", field="id")
         try:
             data = msgspec.json.encode(event)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
@@ -231,8 +264,8 @@ class SqlOutbox:
 
     def _claim(self, by: str, limit: int, lease_s: float) -> list[OutboxRow]:
         sa, table = self._sa, self.table
-        now = self._clock.now()
-        stamp = now.timestamp()
+        stamp = self._clock.now().timestamp()
+        mark = f"{by[:16]}-{secrets.token_hex(6)}"  # of this claim and no other
         free = sa.or_(table.c.claimed_until.is_(None), table.c.claimed_until <= stamp)
         waiting = sa.and_(table.c.sent.is_(None), table.c.given_up.is_(False), free)
         with self._engine.begin() as connection:
@@ -251,18 +284,14 @@ class SqlOutbox:
                 table.update()
                 .where(table.c.id.in_(ids), waiting)
                 .values(
-                    claimed_by=by,
+                    claimed_by=mark,
                     claimed_until=stamp + lease_s,
                     attempts=table.c.attempts + 1,
                 )
             )
             mine = set(
                 connection.execute(
-                    sa.select(table.c.id).where(
-                        table.c.id.in_(ids),
-                        table.c.claimed_by == by,
-                        table.c.claimed_until == stamp + lease_s,
-                    )
+                    sa.select(table.c.id).where(table.c.claimed_by == mark)
                 ).scalars()
             )
         return [
@@ -295,22 +324,27 @@ class SqlOutbox:
         with self._engine.begin() as connection:
             connection.execute(statement, values)
 
-    async def failed(self, row: OutboxRow, error: str, max_attempts: int) -> None:
-        await asyncio.to_thread(self._failed, row, error, max_attempts)
+    async def failed(self, rows: Sequence[OutboxRow], error: str, max_attempts: int | None) -> None:
+        await asyncio.to_thread(self._failed, rows, error, max_attempts)
 
-    def _failed(self, row: OutboxRow, error: str, max_attempts: int) -> None:
+    def _failed(self, rows: Sequence[OutboxRow], error: str, max_attempts: int | None) -> None:
         table = self.table
+        enough = False if max_attempts is None else table.c.attempts >= max_attempts
         with self._engine.begin() as connection:
             connection.execute(
                 table.update()
-                .where(table.c.id == row.event.id)
-                .values(
-                    error=error,
-                    claimed_by=None,
-                    claimed_until=None,
-                    given_up=table.c.attempts >= max_attempts,
-                )
+                .where(table.c.id.in_([row.event.id for row in rows]), table.c.sent.is_(None))
+                .values(error=error, claimed_by=None, claimed_until=None, given_up=enough)
             )
+
+    def retry(self) -> int:
+        """Let rows that were given up be tried again; how many there are."""
+        table = self.table
+        with self._engine.begin() as connection:
+            done = connection.execute(
+                table.update().where(table.c.given_up).values(given_up=False, attempts=1)
+            )
+        return int(done.rowcount)
 
     def waiting(self) -> int:
         """How many rows are neither sent nor given up."""

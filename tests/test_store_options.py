@@ -27,7 +27,7 @@ async def test_publish_inflight_bounds_what_waits_for_the_disk(tmp_path: Path) -
         lane = bus.store._lane("orders", 0)  # type: ignore[attr-defined]
         jobs = [asyncio.create_task(publish(bus)) for _ in range(20)]
         while not all(job.done() for job in jobs):
-            most = max(most, len(lane.waiting))
+            most = max(most, len(lane.next.events))
             await asyncio.sleep(0)
         assert (await bus.store.bounds("orders", 0)).next == 21
     assert 0 < most <= 3

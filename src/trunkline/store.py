@@ -6,7 +6,7 @@ and a bell that rings when something may have changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
@@ -61,7 +61,7 @@ class Store(Protocol):
     bell: Bell
     member: str  # who this process is to the others of a group
 
-    async def append(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
+    def append(self, topic: str, events: Sequence[Event]) -> Awaitable[list[Receipt]]:
         """Number and keep the events; returns once they are as durable as the topic asks for.
 
         Events of one partition are kept all or none. A topic that is not defined is made with

@@ -12,8 +12,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
@@ -25,7 +24,6 @@ from trunkline.event import Event, Receipt, Record, encode_event
 from trunkline.group import Group
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder
-from trunkline.log.writer import Placed
 from trunkline.options import Limits, StoreOptions, TopicOptions, make
 from trunkline.store import Bell, Bounds, Features, GroupKey, pick_partition
 from trunkline.topics import DEAD_SUFFIX, check_topic
@@ -34,26 +32,52 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _THREADS = 4
-_BATCH_RECORDS = 10_000
 _SYNC_WEIGHT = 0.1
 
 
-# What one publisher wants written, one event or several, and how it gets to know the first offset;
-# the whole ``Placed`` where some of it had been published before.
-_Waiting = tuple[bytes | list[bytes], Event | Sequence[Event], "asyncio.Future[int | Placed]"]
+class _Batch:
+    """Encoded events that are written together, and who waits for them: the future of a publisher
+    stands beside the first of its events, ``None`` beside the others.
+    """
+
+    __slots__ = ("bodies", "events", "waiters")
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.events: list[Event] = []
+        self.waiters: list[asyncio.Future[list[Receipt]] | None] = []
+
+    def add(self, later: _Batch) -> None:
+        self.bodies += later.bodies
+        self.events += later.events
+        self.waiters += later.waiters
+
+    def settle(self, receipts: list[Receipt]) -> None:
+        starts = [index for index, waiter in enumerate(self.waiters) if waiter is not None]
+        for start, end in zip(starts, [*starts[1:], len(receipts)], strict=True):
+            waiter = cast("asyncio.Future[list[Receipt]]", self.waiters[start])
+            if not waiter.done():
+                waiter.set_result(receipts[start:end])
+
+    def fail(self, error: BaseException) -> None:
+        for waiter in self.waiters:
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(error)
 
 
 class _Lane:
-    """The publishers that wait for one partition."""
+    """One partition: the batch that publishers join now, and the one that is being written."""
 
-    __slots__ = ("busy", "partition", "room", "topic", "waiting")
+    __slots__ = ("busy", "limits", "next", "now", "partition", "room", "topic")
 
-    def __init__(self, topic: str, partition: int) -> None:
+    def __init__(self, topic: str, partition: int, limits: Limits) -> None:
         self.topic = topic
         self.partition = partition
+        self.limits = limits
         self.busy = False
         self.room = asyncio.Event()
-        self.waiting: deque[_Waiting] = deque()
+        self.next = _Batch()
+        self.now = _Batch()
 
 
 class FileStore:
@@ -83,43 +107,31 @@ class FileStore:
 
     # -- publishing ----------------------------------------------------------------------------
 
-    async def append(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
+    def append(self, topic: str, events: Sequence[Event]) -> Awaitable[list[Receipt]]:
         self._check()
-        limits = self._dead_limits if topic.endswith(DEAD_SUFFIX) else self._limits
         options = self.folder.topic(topic)
-        if options.partitions != 1:
-            bodies = [encode_event(event, limits) for event in events]
-            return await self._scatter(topic, bodies, events, options)
         lane = self._lanes.get((topic, 0)) or self._lane(topic, 0)
-        if len(lane.waiting) >= self._inflight:
-            await self._room(lane)
-        if len(events) == 1:
-            event = events[0]
-            placed = await self._enqueue(lane, encode_event(event, limits), event)
-            if type(placed) is int:
-                return [Receipt(topic, 0, placed, event.id, False, options.durability)]
-        else:
-            bodies = [encode_event(event, limits) for event in events]
-            placed = await self._enqueue(lane, bodies, events)
-        return _receipts(topic, 0, events, placed, options.durability)
+        limits = lane.limits
+        bodies = [encode_event(event, limits) for event in events]
+        if options.partitions != 1:
+            return self._scatter(topic, bodies, events, options.partitions)
+        if len(lane.next.events) >= self._inflight:
+            return self._append_later(lane, bodies, events)
+        return self._append(lane, bodies, events)
 
     async def _scatter(
-        self, topic: str, bodies: list[bytes], events: Sequence[Event], options: TopicOptions
+        self, topic: str, bodies: list[bytes], events: Sequence[Event], partitions: int
     ) -> list[Receipt]:
         parts: dict[int, list[int]] = {}
         for index, event in enumerate(events):
-            parts.setdefault(pick_partition(event, options.partitions, self._turn), []).append(
-                index
-            )
+            parts.setdefault(pick_partition(event, partitions, self._turn), []).append(index)
             self._turn += event.key is None
         receipts: dict[int, Receipt] = {}
 
         async def send(partition: int, indexes: list[int]) -> None:
-            mine = [events[i] for i in indexes]
             lane = self._lane(topic, partition)
-            await self._room(lane)
-            placed = await self._enqueue(lane, [bodies[i] for i in indexes], mine)
-            done = _receipts(topic, partition, mine, placed, options.durability)
+            mine = [bodies[i] for i in indexes], [events[i] for i in indexes]
+            done = await self._append_later(lane, *mine)
             receipts.update(zip(indexes, done, strict=True))
 
         await asyncio.gather(*(send(number, indexes) for number, indexes in parts.items()))
@@ -128,20 +140,30 @@ class FileStore:
     def _lane(self, topic: str, partition: int) -> _Lane:
         lane = self._lanes.get((topic, partition))
         if lane is None:
-            lane = self._lanes[topic, partition] = _Lane(check_topic(topic), partition)
+            limits = self._dead_limits if topic.endswith(DEAD_SUFFIX) else self._limits
+            lane = self._lanes[topic, partition] = _Lane(check_topic(topic), partition, limits)
         return lane
 
-    async def _room(self, lane: _Lane) -> None:
-        while len(lane.waiting) >= self._inflight:
+    async def _append_later(
+        self, lane: _Lane, bodies: list[bytes], events: Sequence[Event]
+    ) -> list[Receipt]:
+        """Append once fewer than ``publish_inflight`` events wait."""
+        while len(lane.next.events) >= self._inflight:
             lane.room.clear()
             await lane.room.wait()
+        return await self._append(lane, bodies, events)
 
-    def _enqueue(
-        self, lane: _Lane, bodies: bytes | list[bytes], events: Event | Sequence[Event]
-    ) -> asyncio.Future[int | Placed]:
+    def _append(
+        self, lane: _Lane, bodies: list[bytes], events: Sequence[Event]
+    ) -> asyncio.Future[list[Receipt]]:
         loop = self._loop or self._start()
-        future: asyncio.Future[int | Placed] = loop.create_future()
-        lane.waiting.append((bodies, events, future))
+        future: asyncio.Future[list[Receipt]] = loop.create_future()
+        batch = lane.next
+        batch.bodies += bodies
+        batch.events += events
+        batch.waiters.append(future)
+        if len(bodies) > 1:
+            batch.waiters += [None] * (len(bodies) - 1)
         if not lane.busy:
             lane.busy = True
             loop.call_soon(self._begin, lane)  # after every publisher that is about to run now
@@ -157,19 +179,18 @@ class FileStore:
         """Commit what waits. Two switches of threads cost more than a quick disk takes to sync,
         so a commit is done in place as long as syncs have been quick of late; else by a thread.
         """
+        lane.now, lane.next = lane.next, _Batch()
         if self._sync_s > self.options.inline_commit_s:
             self._hand_over(lane)
             return
-        batch = _drained(lane)
         try:
-            outcome: Placed | BaseException = self._commit(lane, batch, timeout_s=0.0)
+            outcome = self._commit(lane, timeout_s=0.0)
         except LockTimeout:
-            lane.waiting.extendleft(reversed(batch))
             self._hand_over(lane)
-            return
         except BaseException as error:  # noqa: BLE001 -- a waiter gets it, whatever it is
-            outcome = error
-        self._committed(lane, batch, outcome, more=False)
+            self._committed(lane, error)
+        else:
+            self._committed(lane, outcome)
 
     def _hand_over(self, lane: _Lane) -> None:
         if not self._threads:
@@ -181,92 +202,51 @@ class FileStore:
         self._work.put(lane)
 
     def _write_loop(self) -> None:
-        while (lane := self._work.get()) is not None:
-            # Go on while publishers arrive: they did so during the last sync. The loop's thread
-            # alone decides that the lane is idle, so none is forgotten between the two.
-            while self._write(lane):
-                pass
-
-    def _write(self, lane: _Lane) -> bool:
-        """Commit what waits; True if the same thread shall go on with the lane."""
-        batch = _drained(lane)
-        outcome: Placed | BaseException
-        try:
-            outcome = self._commit(lane, batch, timeout_s=None)
-        except BaseException as error:  # noqa: BLE001 -- a waiter gets it, whatever it is
-            outcome = error
-        more = bool(lane.waiting) and not isinstance(outcome, BaseException)
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is gone, and with it the waiters
-            self._loop.call_soon_threadsafe(self._committed, lane, batch, outcome, more)
-        return more
+        while (lane := self._work.get()) is not None:
+            outcome: list[Receipt] | BaseException
+            try:
+                outcome = self._commit(lane, timeout_s=None)
+            except BaseException as error:  # noqa: BLE001 -- a waiter gets it, whatever it is
+                outcome = error
+            with contextlib.suppress(RuntimeError):  # the loop is gone, and with it the waiters
+                self._loop.call_soon_threadsafe(self._committed, lane, outcome)
 
-    def _commit(self, lane: _Lane, batch: list[_Waiting], timeout_s: float | None) -> Placed:
-        bodies: list[bytes] = []
-        events: list[Event] = []
-        for body, event, _ in batch:
-            if isinstance(body, bytes):
-                bodies.append(body)
-                events.append(cast(Event, event))
-            else:
-                bodies += body
-                events += cast(Sequence[Event], event)
-        placed = self.folder.append(lane.topic, lane.partition, bodies, events, timeout_s)
-        took_s = self.folder.writer(lane.topic, lane.partition).sync_s
+    def _commit(self, lane: _Lane, timeout_s: float | None) -> list[Receipt]:
+        topic, partition, events = lane.topic, lane.partition, lane.now.events
+        durability = self.folder.topic(topic).durability
+        placed = self.folder.append(topic, partition, lane.now.bodies, events, timeout_s)
+        took_s = self.folder.writer(topic, partition).sync_s
         self._sync_s += (took_s - self._sync_s) * _SYNC_WEIGHT
-        return placed
+        if placed.duplicates:
+            return [
+                Receipt(topic, partition, offset, event.id, index in placed.duplicates, durability)
+                for index, (event, offset) in enumerate(zip(events, placed.offsets(), strict=True))
+            ]
+        return [
+            Receipt(topic, partition, offset, event.id, False, durability)
+            for offset, event in enumerate(events, placed.first)
+        ]
 
-    def _committed(
-        self,
-        lane: _Lane,
-        batch: list[_Waiting],
-        outcome: Placed | BaseException,
-        more: bool,
-    ) -> None:
+    def _committed(self, lane: _Lane, outcome: list[Receipt] | BaseException) -> None:
         assert self._loop is not None
         if isinstance(outcome, StorageFull) and self.options.on_full == "wait":
-            lane.waiting.extendleft(reversed(batch))
+            lane.now.add(lane.next)
+            lane.next, lane.now = lane.now, _Batch()
             self._loop.call_later(self.options.poll_s, self._begin, lane)
             self.bell.ring(None)
             return
+        batch, lane.now = lane.now, _Batch()
         if isinstance(outcome, BaseException):
-            for _, _, future in batch:
-                if not future.done():
-                    future.set_exception(outcome)
-        elif outcome.duplicates:
-            self._split(batch, outcome)
+            batch.fail(outcome)
         else:
-            first = outcome.first
-            for bodies, _, future in batch:
-                if not future.done():
-                    future.set_result(first)
-                first += 1 if isinstance(bodies, bytes) else len(bodies)
+            batch.settle(outcome)
         lane.room.set()
-        if not more:
-            if lane.waiting:
-                self._loop.call_soon(self._begin, lane)
-            else:
-                lane.busy = False
+        if lane.next.events:
+            self._loop.call_soon(self._begin, lane)  # those just served may join
+        else:
+            lane.busy = False
         self.bell.ring(lane.topic)
-
-    def _split(
-        self,
-        batch: list[_Waiting],
-        outcome: Placed,
-    ) -> None:
-        """Give each publisher its share of a batch that held repeated events."""
-        first, start = outcome.first, 0
-        for bodies, _, future in batch:
-            count = 1 if isinstance(bodies, bytes) else len(bodies)
-            mine = {
-                index - start: offset
-                for index, offset in outcome.duplicates.items()
-                if start <= index < start + count
-            }
-            if not future.done():
-                future.set_result(Placed(first, count, mine))
-            first += count - len(mine)
-            start += count
 
     # -- reading and groups --------------------------------------------------------------------
 
@@ -381,7 +361,8 @@ class FileStore:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        waiting = [item[2] for lane in self._lanes.values() for item in lane.waiting]
+        batches = [batch for lane in self._lanes.values() for batch in (lane.now, lane.next)]
+        waiting = [waiter for batch in batches for waiter in batch.waiters if waiter is not None]
         if waiting:
             await asyncio.wait(waiting, timeout=self.options.lock_timeout_s)
         for _ in self._threads:
@@ -389,27 +370,3 @@ class FileStore:
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
         self.folder.close()
-
-
-def _drained(lane: _Lane) -> list[_Waiting]:
-    batch: list[_Waiting] = []
-    records = 0
-    while lane.waiting and records < _BATCH_RECORDS:
-        item = lane.waiting.popleft()
-        batch.append(item)
-        records += 1 if isinstance(item[0], bytes) else len(item[0])
-    return batch
-
-
-def _receipts(
-    topic: str, partition: int, events: Sequence[Event], placed: int | Placed, durability: str
-) -> list[Receipt]:
-    if isinstance(placed, int):
-        return [
-            Receipt(topic, partition, offset, event.id, False, durability)
-            for offset, event in enumerate(events, placed)
-        ]
-    return [
-        Receipt(topic, partition, offset, event.id, index in placed.duplicates, durability)
-        for index, (event, offset) in enumerate(zip(events, placed.offsets(), strict=True))
-    ]

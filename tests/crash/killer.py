@@ -1,8 +1,8 @@
 """kill -9 at every executed line of the storage code.
 
-A run forks, counts the lines it executes in ``trunkline.log`` and ``trunkline.stores.file`` with a
-trace function, and kills itself with SIGKILL at the n-th. What it had promised by then came through
-a pipe; the parent checks the folder that is left.
+A run forks, counts the lines it executes in ``trunkline.log``, ``trunkline.stores.file`` and
+``trunkline.outbox`` with a trace function, and kills itself with SIGKILL at the n-th. What it had
+promised by then came through a pipe; the parent checks the folder that is left.
 
 Between two lines that leave the same bytes and the same promises there is nothing to tell apart. So
 ``watch`` first looks at the folder before every line, and ``sweep`` then kills at the first and the
@@ -26,14 +26,18 @@ from typing import Any, NamedTuple
 
 import trunkline.dead
 import trunkline.log.folder
+import trunkline.outbox
 import trunkline.stores.file
 
 from . import plants
-from .promises import Promises, Say, broken
+from .promises import Promises, Say
 from .scenes import SCENES, Scene
 
 _LOG = os.path.dirname(os.path.abspath(trunkline.log.folder.__file__))
-_MORE = {os.path.abspath(trunkline.stores.file.__file__), os.path.abspath(plants.__file__)}
+_MORE = {
+    os.path.abspath(str(module.__file__))
+    for module in (trunkline.stores.file, trunkline.outbox, plants)
+}
 Plant = Callable[[], None]
 
 
@@ -42,6 +46,14 @@ class Sweep(NamedTuple):
     kills: int
     states: int
     problems: list[str]
+
+
+def scene_of(name: str) -> Scene:
+    if name in SCENES:
+        return SCENES[name]
+    from .outboxes import OUTBOXES  # a small process forks quickly: not with the others
+
+    return OUTBOXES[name]
 
 
 def _trace(at_line: Callable[[int], None]) -> None:
@@ -130,7 +142,7 @@ def watch(name: str, place: str, plant: Plant = lambda: None) -> tuple[int, list
     def look(number: int, say: Say) -> None:
         say("at", number, image(root))
 
-    told, ended = _run(SCENES[name], root, look, plant)
+    told, ended = _run(scene_of(name), root, look, plant)
     assert ended == 0, told[-1]
     edges: set[int] = set()
     number, last = 1, ""
@@ -151,6 +163,7 @@ def sweep(
 ) -> Sweep:
     """Kill a scene at its lines; stop early after ``enough`` broken promises."""
     root = os.path.join(place, "bus")
+    scene = scene_of(name)
     lines, edges = watch(name, place, plant)
     points: Iterable[int] = range(1, lines + 1) if every else edges
     seen: set[tuple[str, ...]] = set()
@@ -162,13 +175,13 @@ def sweep(
             if number == wanted:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        told, ended = _run(SCENES[name], root, die, plant)
+        told, ended = _run(scene, root, die, plant)
         assert ended in (0, -signal.SIGKILL), told[-1]
         kills += ended < 0
         state = (image(root), *map(bytes.decode, told))
         if state not in seen:
             seen.add(state)
-            found = broken(root, Promises(told))
+            found = scene.broken(root, Promises(told))
             problems += [f"killed at line {point}: {one}" for one in found]
         if len(problems) >= enough:
             break

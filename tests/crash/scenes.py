@@ -20,7 +20,7 @@ from trunkline.log.folder import Folder, GroupKey
 from trunkline.options import GroupOptions, TopicOptions
 from trunkline.stores.file import FileStore
 
-from .promises import OPTIONS, Say, StillClock, event, publish, records_of
+from .promises import OPTIONS, Promises, Say, StillClock, broken, event, publish, records_of
 
 T = TypeVar("T")
 TOPIC = "t"
@@ -31,6 +31,7 @@ KEY = GroupKey(TOPIC, 0, GROUP)
 class Scene(NamedTuple):
     play: Callable[[str, Say], None]
     before: Callable[[str, Say], None] | None = None
+    broken: Callable[[str, Promises], list[str]] = broken
 
 
 def open_folder(root: str) -> Folder:

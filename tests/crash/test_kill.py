@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from .killer import Sweep, sweep
+from .outboxes import OUTBOXES, PLANTS
 from .plants import KILLED
 from .scenes import SCENES
 
@@ -39,7 +40,7 @@ def run(scene: str, place: str, *words: str) -> Sweep:
     return found
 
 
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("scene", [*SCENES, *OUTBOXES])
 def test_a_promise_survives_kill_at_any_line(scene: str, place: str) -> None:
     found = run(scene, place)
     assert not found.problems, "\n".join(found.problems)
@@ -49,7 +50,7 @@ def test_a_promise_survives_kill_at_any_line(scene: str, place: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("scene", [*SCENES, *OUTBOXES])
 def test_every_line_is_killed_for_real(scene: str, place: str) -> None:
     found = run(scene, place, "every")
     assert not found.problems, "\n".join(found.problems)
@@ -57,7 +58,9 @@ def test_every_line_is_killed_for_real(scene: str, place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scene", "plant"), KILLED, ids=[f"{scene}: {plant.__name__}" for scene, plant in KILLED]
+    ("scene", "plant"),
+    PLANTED := [*KILLED, *PLANTS],
+    ids=[f"{scene}: {plant.__name__}" for scene, plant in PLANTED],
 )
 def test_a_planted_bug_is_found(scene: str, plant: Callable[[], None], place: str) -> None:
     found = sweep(scene, place, plant, enough=1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,15 @@ from trunkline.event import Event, Receipt
 from trunkline.outbox import Drainer, OutboxRow, SqlOutbox, publish_once
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Any:
-    made = sa.create_engine(f"sqlite:///{tmp_path / 'app.db'}")
+# The address of a database whose tables may be dropped, as in postgresql+pg8000://user@host/name.
+SERVER = os.environ.get("TRUNKLINE_TEST_DATABASE")
+
+
+@pytest.fixture(params=["sqlite", *(["server"] if SERVER else [])])
+def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    here = f"sqlite:///{tmp_path / 'app.db'}"
+    made = sa.create_engine(SERVER if SERVER and request.param == "server" else here)
+    SqlOutbox(made).table.drop(made, checkfirst=True)
     yield made
     made.dispose()
 

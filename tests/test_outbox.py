@@ -14,7 +14,6 @@ from trunkline.errors import InvalidEvent, StorageFull
 from trunkline.event import Event, Receipt
 from trunkline.outbox import Drainer, OutboxRow, SqlOutbox, publish_once
 
-
 # The address of a database whose tables may be dropped, as in postgresql+pg8000://user@host/name.
 SERVER = os.environ.get("TRUNKLINE_TEST_DATABASE")
 

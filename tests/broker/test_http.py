@@ -151,6 +151,22 @@ class TestEvents:
             assert back.headers["content-type"].startswith(kind)
             assert (back.headers["ce-id"], back.headers["ce-note"]) == ("e1", "a%20b")
 
+    async def test_bytes_of_no_known_type_stay_bytes(self, http: httpx.AsyncClient) -> None:
+        kind = {"content-type": "application/cloudevents+json"}
+        for offset, extra in enumerate(({}, {"datacontenttype": "application/json"}), 1):
+            sent = {name: value for name, value in CLOUDEVENT.items() if name != "data"}
+            sent |= {"data_base64": "AAEC", **extra}
+            await http.post("/topics/t/events", content=json.dumps(sent), headers=kind)
+            back = await http.get(
+                f"/topics/t/events/0/{offset}", headers={"accept": kind["content-type"]}
+            )
+            assert back.headers["content-type"] == "application/cloudevents+json"
+            assert back.json().items() >= sent.items()
+            assert back.json().get("datacontenttype") == extra.get("datacontenttype")
+        back = await http.get("/topics/t/events/0/1?form=binary")
+        assert back.headers["content-type"] == "application/octet-stream"
+        assert back.content == b"\0\1\2"
+
     async def test_a_batch_of_cloudevents_is_kept_all_or_none(
         self, http: httpx.AsyncClient
     ) -> None:
@@ -218,6 +234,31 @@ class TestEvents:
         await publish(http, "t", 3)
         await asyncio.wait_for(following, 10)
         assert seen == [("1", 0), ("2", 1), ("3", 2), ("4", 3)]
+
+    async def test_the_tail_follows_every_partition_and_goes_on_in_each(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        await http.post("/topics", json={"topic": "t", "partitions": 3})
+        for n in range(30):
+            await publish(http, "t", n, key=f"k{n}")
+        seen: list[int] = []
+        mark: dict[str, str] = {}
+        for _ in range(6):
+            answer = await http.get("/topics/t/tail?from=earliest&limit=5", headers=mark)
+            lines = answer.text.splitlines()
+            seen += [json.loads(line[6:])["payload"] for line in lines if line[:6] == "data: "]
+            mark = {"last-event-id": [line[4:] for line in lines if line[:4] == "id: "][-1]}
+        assert sorted(seen) == list(range(30))
+        one = await http.get("/topics/t/tail?from=earliest&limit=1&partition=2")
+        assert "id: 1\n" in one.text
+
+    @pytest.mark.parametrize("path", ["events?partition=1", "tail?partition=1&limit=1"])
+    async def test_a_partition_that_is_not_there_is_told(
+        self, http: httpx.AsyncClient, path: str
+    ) -> None:
+        await publish(http, "t", 1)
+        done = await http.get(f"/topics/t/{path}")
+        assert (done.status_code, done.json()["code"]) == (404, "out_of_range")
 
 
 class TestGroupsAndLetters:

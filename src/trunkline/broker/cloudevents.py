@@ -135,7 +135,7 @@ def _event(
         elif name == "busheaders":
             headers |= _headers(value)
         elif name == _CONTENT:
-            if value != JSON:
+            if value != JSON or extra:  # it is what JSON is, unless the data are bytes
                 headers[name] = _text(name, value)
         elif name == "dataschema" or name not in _OWN:
             if not _NAME.fullmatch(name):
@@ -216,9 +216,9 @@ def from_binary(headers: Iterable[tuple[str, str]], body: bytes, topic: str) -> 
 def to_binary(record: Record) -> tuple[dict[str, str], bytes]:
     """Headers and body of the binary form."""
     found = to_cloudevent(record)
-    content = found.pop(_CONTENT, JSON)
     data = found.pop("data", None)
     raw = found.pop("data_base64", None)
+    content = found.pop(_CONTENT, JSON if raw is None else _BYTES)
     if raw is not None:
         body = base64.b64decode(raw)
     elif isinstance(data, str) and content.startswith("text/"):
@@ -229,4 +229,5 @@ def to_binary(record: Record) -> tuple[dict[str, str], bytes]:
     return {**headers, "content-type": content}, body
 
 
+_BYTES: Final = "application/octet-stream"
 _PRINTABLE: Final = "!#$&'()*+,/:;=?@[]-._~<>{}|^`\\"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
@@ -188,7 +189,7 @@ def _receipt(receipt: Receipt) -> dict[str, Any]:
 
 async def read_events(ask: Ask) -> Response:
     name = await _known(ask, "read")
-    partition = ask.number("partition", 0, 0, 1023)
+    partition = (await _partitions(ask, name))[0]
     limit = ask.number("limit", 100, 1, READ_MAX)
     where = ask.query("where")
     wanted = None if where is None else compile_where(where)
@@ -214,8 +215,19 @@ async def read_events(ask: Ask) -> Response:
     return reply({"topic": name, "partition": partition, "events": rows, "next": at})
 
 
+async def _partitions(ask: Ask, topic: str) -> range:
+    """The one that is asked for, or all."""
+    count = (await ask.hub.bus.topics())[topic].partitions
+    if ask.query("partition") is None:
+        return range(count)
+    number = ask.number("partition", 0, 0, 1023)
+    if number >= count:
+        raise OutOfRange(f"there is no partition {number} in {topic}")
+    return range(number, number + 1)
+
+
 async def read_event(ask: Ask) -> Response:
-    """One record; as a CloudEvent in the binary form where that is asked for by ``form``."""
+    """One record; ``form`` says how, else ``Accept``."""
     name = await _known(ask, "read")
     partition, offset = int(ask.path("partition")), int(ask.path("offset"))
     if partition > 1023 or offset > 2**63 - 1:
@@ -223,7 +235,8 @@ async def read_event(ask: Ask) -> Response:
     found = await ask.hub.bus.store.read(name, partition, offset, 1)
     if not found or found[0].offset != offset:
         raise OutOfRange(f"there is no record {partition}/{offset} in {name}")
-    form = ask.query("form", "envelope")
+    is_asked = cloudevents.STRUCTURED in ask.request.headers.get("accept", "")
+    form = ask.query("form", "cloudevent" if is_asked else "envelope")
     if form == "binary":
         headers, data = cloudevents.to_binary(found[0])
         return Response(data, 200, headers)
@@ -251,21 +264,41 @@ async def _offset(ask: Ask, topic: str, partition: int, text: str) -> int:
 async def tail(ask: Ask) -> Response:
     """Server-sent events, from the end on or from ``from``; ``Last-Event-ID`` goes on there."""
     name = await _known(ask, "read")
-    partition = ask.number("partition", 0, 0, 1023)
+    partitions = await _partitions(ask, name)
     where = ask.query("where")
     wanted = None if where is None else compile_where(where)
     limit = ask.number("limit", 0, 0, 1_000_000)
-    last = ask.request.headers.get("last-event-id", "")
     start = ask.query("from", "latest") or "latest"
-    if last.isascii() and last.isdigit() and len(last) < 19:
-        start = str(int(last) + 1)
-    at = await _offset(ask, name, partition, start)
-    stream = _tailed(ask, name, partition, at, wanted, limit)
+    after = _read_mark(ask.request.headers.get("last-event-id", ""), partitions)
+    places = {}
+    for number in partitions:
+        text = str(after[number] + 1) if number in after else start
+        places[number] = await _offset(ask, name, number, text)
+    stream = _tailed(ask, name, places, wanted, limit)
     return StreamingResponse(stream, media_type="text/event-stream")
 
 
+def _mark(places: dict[int, int]) -> str:
+    """Where a stream is: the last offset of each partition, or of its only one."""
+    if len(places) == 1:
+        return str(next(iter(places.values())) - 1)
+    return ",".join(f"{number}:{at - 1}" for number, at in places.items())
+
+
+def _read_mark(text: str, partitions: range) -> dict[int, int]:
+    if len(partitions) == 1 and _OFFSET.fullmatch(text):
+        return {partitions[0]: int(text)}
+    pairs = [part.partition(":") for part in text.split(",")]
+    if not all(_OFFSET.fullmatch(number) and _OFFSET.fullmatch(at) for number, _, at in pairs):
+        return {}
+    return {int(number): int(at) for number, _, at in pairs}
+
+
+_OFFSET = re.compile(r"[0-9]{1,18}")
+
+
 async def _tailed(
-    ask: Ask, topic: str, partition: int, at: int, wanted: Any, limit: int
+    ask: Ask, topic: str, places: dict[int, int], wanted: Any, limit: int
 ) -> AsyncIterator[bytes]:
     hub, store = ask.hub, ask.hub.bus.store
     rung = asyncio.Event()
@@ -280,21 +313,25 @@ async def _tailed(
     sent = 0
     yield b": following\n\n"
     try:
-        while hub.is_open and not (limit and sent >= limit):
+        while hub.is_open:
             if hub.rights.current(ask.who) is None or not hub.allows(ask.who, "read", topic):
                 yield b'event: error\ndata: {"code":"denied"}\n\n'
                 return
             rung.clear()
-            records = await store.read(topic, partition, at, 100)
-            for record in records:
-                at = record.offset + 1
+            found = [
+                record
+                for number, at in places.items()
+                for record in await store.read(topic, number, at, 100)
+            ]
+            for record in found:
+                places[record.partition] = record.offset + 1
                 if wanted is None or wanted(record.event):
                     data = msgspec.json.encode(envelope_of(record))
-                    yield b"id: %d\ndata: %b\n\n" % (record.offset, data)
+                    yield b"id: %b\ndata: %b\n\n" % (_mark(places).encode(), data)
                     sent += 1
-                    if limit and sent >= limit:
+                    if sent == limit:
                         return
-            if not records:
+            if not found:
                 try:
                     async with asyncio.timeout(min(_TAIL_S, hub.options.rights_s * 3)):
                         await rung.wait()

@@ -201,8 +201,9 @@ def application(hub: Hub, gate: Gate) -> Any:
         return Route(endpoint.path, answer, methods=[endpoint.method])
 
     async def missing(_request: Request, error: Any) -> Response:
+        code = "not_found" if error.status_code == 404 else "bad_method"
         return Response(
-            _encode({"code": "not_found", "message": str(error.detail)}),
+            _encode({"code": code, "message": str(error.detail)}),
             error.status_code,
             error.headers,
             media_type="application/json",

@@ -20,6 +20,7 @@ async def show_asyncapi(ask: Ask) -> Response:
 _FROM = parameter("from", "an offset, earliest, latest, or a time in ISO 8601")
 _WHERE = parameter("where", "a condition in SQL, as in payload.total > 10")
 _PARTITION = parameter("partition", "0 if not given", 0, 1023)
+_PARTITIONS = parameter("partition", "all if not given", 0, 1023)
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/topics", endpoints.list_topics, "all topics"),
@@ -83,7 +84,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         {
             **_FROM,
             **_WHERE,
-            **_PARTITION,
+            **_PARTITIONS,
             **parameter("limit", "end after so many; 0 for never", 0, 1_000_000),
         },
         answers=text_answer("text/event-stream"),

@@ -44,7 +44,9 @@ class Grant(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Token(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A token as it is kept."""
+    """A token as it is kept. With ``certificate`` it has no secret: a client certificate in which
+    the agent is named stands for it.
+    """
 
     id: str
     agent: str
@@ -53,6 +55,10 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     created: datetime | None = None
     expires: datetime | None = None
     revoked: bool = False
+    certificate: bool = False
+
+    def counts(self, now: datetime) -> bool:
+        return not self.revoked and (self.expires is None or now < self.expires)
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -157,20 +163,22 @@ def new_token(
     *,
     created: datetime,
     expires: datetime | None = None,
+    certificate: bool = False,
 ) -> tuple[str, Token]:
-    """The token to hand out, once, and what to keep of it."""
+    """The token to hand out, once, and what to keep of it. For a certificate there is none."""
     if not agent or len(agent) > 200 or not agent.isprintable():
         raise InvalidOption("an agent has a name of 1 to 200 printable characters", name="agent")
     name, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     kept = Token(
         id=name,
         agent=agent,
-        digest=_digest(secret),
+        digest="" if certificate else _digest(secret),
         grants=tuple(grants),
         created=created,
         expires=expires,
+        certificate=certificate,
     )
-    return f"tl_{name}_{secret}", kept
+    return "" if certificate else f"tl_{name}_{secret}", kept
 
 
 def token_id(text: str) -> str | None:
@@ -185,9 +193,7 @@ def admit(text: str, kept: Token | None, now: datetime) -> Principal | None:
     digest = kept.digest if kept is not None else "0" * 64
     secret = found[2] if found else ""
     same = hmac.compare_digest(_digest(secret), digest)  # also for an unknown one: in equal time
-    if not same or found is None or kept is None or kept.revoked or kept.id != found[1]:
-        return None
-    if kept.expires is not None and now >= kept.expires:
+    if not same or found is None or kept is None or kept.id != found[1] or not kept.counts(now):
         return None
     return Principal(kept.agent, kept.grants, kept.id, kept.expires)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -349,6 +350,27 @@ class TestTheDoor:
                 pass
         assert caught.value.response.status_code == 404
 
+    @pytest.mark.parametrize("settings", [{"auth_timeout_s": 0.2}])
+    @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: loc"], ids=["none", "half"])
+    async def test_a_request_that_does_not_come_is_not_waited_for(
+        self, broker: Broker, said: bytes
+    ) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+        writer.write(said)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+
+    async def test_there_are_only_so_many_connections_without_a_request(
+        self, broker: Broker
+    ) -> None:
+        first = [await asyncio.open_connection("127.0.0.1", broker.port) for _ in range(2)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        for _, one in (*first, (reader, writer)):
+            one.close()
+
     async def test_there_are_only_so_many_connections(self, broker: Broker) -> None:
         async with peer(broker.url), peer(broker.url):
             with pytest.raises(websockets.InvalidStatus) as caught:
@@ -469,6 +491,76 @@ class TestTls:
             async with stranger as bus:
                 with pytest.raises(Exception, match=r"no connection|lost"):
                     await bus.publish("t", 1)
+
+
+class TestCertificates:
+    """A client certificate stands for an agent, with the rights that were made for it."""
+
+    @pytest.fixture
+    def certified(self, tmp_path: Path) -> Any:
+        import ssl
+
+        import trustme
+
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        server = authority.issue_cert("127.0.0.1")
+        server.private_key_and_cert_chain_pem.write_to_path(tmp_path / "s.pem")
+
+        def context(*names: str, common: str | None = None) -> ssl.SSLContext:
+            mine = authority.issue_cert(*names, common_name=common)
+            mine.private_key_and_cert_chain_pem.write_to_path(tmp_path / "m.pem")
+            made = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+            made.load_cert_chain(str(tmp_path / "m.pem"))
+            return made
+
+        return context
+
+    @pytest.fixture
+    def settings(self, certified: Any, tmp_path: Path) -> dict[str, Any]:
+        return {
+            "rights_s": 0.05,
+            "tls_cert": str(tmp_path / "s.pem"),
+            "tls_client_ca": str(tmp_path / "ca.pem"),
+        }
+
+    @pytest.mark.parametrize(
+        "names", [{"common": "shop"}, {"dns": "shop"}], ids=["common name", "alternative name"]
+    )
+    async def test_its_name_gives_the_rights(
+        self, broker: Broker, certified: Any, names: dict[str, str]
+    ) -> None:
+        rights = broker.hub.rights
+        text, token = await rights.create("shop", [Grant(("publish",), ("t",))], certificate=True)
+        assert text == ""
+        tls = certified(names.get("dns", "x.example"), common=names.get("common"))
+        async with peer(broker.url, ssl=tls) as one:
+            assert (await one.ask("PUBLISH", topic="t", payload=1))["type"] == "PUBLISHED"
+            assert (await one.ask("PUBLISH", topic="u", payload=1))["code"] == "denied"
+            (record,) = await broker.hub.bus.read("t")
+            assert record.event.headers["auth_principal"] == "shop"
+            base = broker.url.replace("ws", "http", 1)
+            async with httpx.AsyncClient(base_url=base, verify=tls, trust_env=False) as http:
+                done = await http.post("/topics/t/events", json={"payload": 1})
+                assert done.status_code == 201
+                assert (await http.get("/topics/t/events")).status_code == 403
+            await rights.revoke(token.id)
+            assert (await one.hear("ERROR"))["code"] == "unauthenticated"
+
+    async def test_another_name_gives_none_and_a_token_comes_first(
+        self, broker: Broker, certified: Any
+    ) -> None:
+        rights = broker.hub.rights
+        await rights.create("shop", [EVERYTHING], certificate=True)
+        text, _ = await rights.create("reader", [Grant(("read",), ("t",))])
+        async with peer(broker.url, ssl=certified("shop.example")) as one:
+            assert (await one.ask("PING"))["code"] == "unauthenticated"
+        async with peer(broker.url, text, ssl=certified("shop")) as one:
+            assert (await one.ask("PUBLISH", topic="t", payload=1))["code"] == "denied"
+        secret = "tl_" + next(iter(rights.tokens)) + "_" + "A" * 43
+        with pytest.raises(websockets.InvalidStatus):
+            async with peer(broker.url, secret, ssl=certified("shop")):
+                pass
 
 
 def test_secrets_are_not_in_addresses() -> None:

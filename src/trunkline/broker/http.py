@@ -7,6 +7,7 @@ WebSocket door uses too.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
@@ -18,17 +19,20 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trunkline import access
 from trunkline.access import Principal
 from trunkline.broker.hub import Hub
-from trunkline.broker.wire import Gate
+from trunkline.broker.wire import Gate, names_of
 from trunkline.errors import Denied, Invalid, InvalidOption, TrunklineError
 from trunkline.frames import code_of, status_of
 
 logger = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
+_NAMES = "trunkline.names"  # in a request's scope: those in the client's certificate
+_BODY_S = 60.0
 _SECURITY = {
     "x-content-type-options": "nosniff",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -140,6 +144,52 @@ def failure(error: TrunklineError) -> Response:
     return Response(_encode(said), status, headers, media_type="application/json")
 
 
+def requests_for(hub: Hub) -> type[HttpToolsProtocol]:
+    """uvicorn's connections, which know the names in a client's certificate, are only so many, and
+    do not wait for ever for a request.
+    """
+    options = hub.options
+
+    class Requests(HttpToolsProtocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._names = names_of(transport)
+            self._patience: asyncio.TimerHandle | None = None
+            self._wait(options.auth_timeout_s)
+            if len(self.connections) > options.connections:
+                transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._wait(None)
+            super().connection_lost(exc)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self.scope[_NAMES] = self._names  # type: ignore[literal-required]
+            self._wait(options.auth_timeout_s)
+
+        def on_headers_complete(self) -> None:
+            self._wait(_BODY_S)
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._wait(None)
+            super().on_message_complete()
+
+        def handle_websocket_upgrade(self) -> None:
+            self._wait(None)
+            super().handle_websocket_upgrade()
+
+        def _wait(self, seconds: float | None) -> None:
+            if self._patience is not None:
+                self._patience.cancel()
+            self._patience = (
+                None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+            )
+
+    return Requests
+
+
 class _Guard:
     """Host, Origin and the headers that every answer has; the app below sees only what passes."""
 
@@ -181,7 +231,7 @@ def application(hub: Hub, gate: Gate) -> Any:
     def route(endpoint: Endpoint) -> Route:
         async def answer(request: Request) -> Response:
             try:
-                who, is_wrong = gate.principal(request.headers)
+                who, is_wrong = gate.principal(request.headers, request.scope[_NAMES])
                 if (who is None or is_wrong) and not endpoint.open:
                     hub.denied(Principal(""), "connect", "")
                     raise Denied("not authenticated", code="unauthenticated", status=401)

@@ -6,7 +6,7 @@ a change within ``rights_s``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 import msgspec
@@ -60,21 +60,39 @@ class Rights:
         name = token_id(text)
         return admit(text, self.tokens.get(name) if name else None, self._bus.clock.now())
 
+    def certified(self, names: Collection[str]) -> Principal | None:
+        """Who a client certificate with these names belongs to; None if it is nobody known."""
+        now = self._bus.clock.now()
+        for token in self.tokens.values():
+            if token.certificate and token.agent in names and token.counts(now):
+                return Principal(token.agent, token.grants, token.id, token.expires)
+        return None
+
     def current(self, who: Principal) -> Principal | None:
         """The same principal as of now; None if its token no longer counts."""
         if not who.token:
             return None if self.is_on else who
         token = self.tokens.get(who.token)
-        now = self._bus.clock.now()
-        if token is None or token.revoked or (token.expires is not None and now >= token.expires):
+        if token is None or not token.counts(self._bus.clock.now()):
             return None
         return Principal(token.agent, token.grants, token.id, token.expires)
 
     async def create(
-        self, agent: str, grants: Sequence[Grant], expires: datetime | None = None
+        self,
+        agent: str,
+        grants: Sequence[Grant],
+        expires: datetime | None = None,
+        *,
+        certificate: bool = False,
     ) -> tuple[str, Token]:
         """Make a token. Its text is given here and never again."""
-        text, token = new_token(agent, grants, created=self._bus.clock.now(), expires=expires)
+        text, token = new_token(
+            agent,
+            grants,
+            created=self._bus.clock.now(),
+            expires=expires,
+            certificate=certificate,
+        )
         await self._keep(token)
         return text, token
 

@@ -89,13 +89,13 @@ class Broker:
     _dead: Callable[..., None] = staticmethod(lambda *_: None)
 
     def _serving(self, hub: Hub) -> _Server:
-        from trunkline.broker.http import application
+        from trunkline.broker.http import application, requests_for
 
         options = self.options
         gate = Gate(hub)
         config = uvicorn.Config(
             application(hub, gate),
-            http="httptools",
+            http=requests_for(hub),
             ws=protocol_for(hub, gate, OPS),
             loop="none",
             lifespan="off",

@@ -64,11 +64,15 @@ class Gate:
         origin = origin.rstrip("/").lower()
         return origin in self._origins or urlsplit(origin).netloc == host.lower() != ""
 
-    def principal(self, headers: Mapping[str, str]) -> tuple[Principal | None, bool]:
-        """Who asks, and whether a token was shown that is not valid."""
+    def principal(
+        self, headers: Mapping[str, str], names: frozenset[str] = frozenset()
+    ) -> tuple[Principal | None, bool]:
+        """Who asks, and whether a token was shown that is not valid. A token comes before the
+        ``names`` in a certificate.
+        """
         shown = headers.get("Authorization")
         if shown is None:
-            return self.hub.rights.known(None), False
+            return self.hub.rights.known(None) or self.hub.rights.certified(names), False
         kind, _, token = shown.partition(" ")
         who = self.hub.rights.known(token.strip()) if kind.lower() == "bearer" else None
         return who, who is None
@@ -79,6 +83,13 @@ def _name_of(host: str) -> str:
     if name.startswith("["):
         return name[1:].partition("]")[0]
     return name.partition(":")[0]
+
+
+def names_of(transport: asyncio.BaseTransport) -> frozenset[str]:
+    """What the certificate of the other side is for; the handshake has verified it."""
+    found: dict[str, Any] = transport.get_extra_info("peercert") or {}
+    common = [v for part in found.get("subject", ()) for k, v in part if k == "commonName"]
+    return frozenset((*common, *(value for _, value in found.get("subjectAltName", ()))))
 
 
 class Listener(WSListener):
@@ -183,7 +194,7 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
     log = logging.getLogger("trunkline.broker.picows")
     log.setLevel(logging.CRITICAL)  # what a client does wrong is told to the client
 
-    def answer(request: WSUpgradeRequest) -> Any:
+    def answer(names: frozenset[str], request: WSUpgradeRequest) -> Any:
         refused = gate.refuses(request.headers)
         if refused is not None:
             return _refusal(*refused)
@@ -191,7 +202,7 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
             return _refusal(404, "connect to /")
         if len(hub.sessions) >= options.connections or not hub.is_open:
             return _refusal(503, "no room for another connection")
-        who, is_wrong = gate.principal(request.headers)
+        who, is_wrong = gate.principal(request.headers, names)
         if is_wrong:
             hub.denied(Principal(""), "connect", "")
             return _refusal(401, "not authenticated")
@@ -210,7 +221,7 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
                 None,
                 None,
                 False,
-                answer,
+                lambda request: answer(self._names, request),
                 log,
                 True,
                 options.auth_timeout_s,
@@ -223,6 +234,10 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
                 None,
                 _READ_BYTES,
             )
+
+        def connection_made(self, transport: Any) -> None:
+            self._names = names_of(transport)
+            super().connection_made(transport)
 
         def buffer_updated(self, nbytes: int) -> None:
             super().buffer_updated(nbytes)

@@ -30,6 +30,9 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     create.add_argument("--group", action="append", default=[], metavar="GROUP")
     create.add_argument("--deny", action="append", default=[], metavar="TOPIC")
     create.add_argument("--admin", action="store_true", help="everything")
+    create.add_argument(
+        "--certificate", action="store_true", help="shown by a client certificate with that name"
+    )
     create.add_argument("--expires", type=duration, help="for how long: 90d, 12h (for ever)")
     leaf(below, "ls", run_ls, "list tokens, without their secrets")
     revoke = leaf(below, "revoke", run_revoke, "make a token worthless, within seconds")
@@ -62,14 +65,17 @@ def run_create(args: argparse.Namespace) -> None:
 
     async def create(rights: Any) -> tuple[str, Token]:
         expires = None if args.expires is None else rights.now() + timedelta(seconds=args.expires)
-        made: tuple[str, Token] = await rights.create(args.agent, grants, expires)
+        made: tuple[str, Token] = await rights.create(
+            args.agent, grants, expires, certificate=args.certificate
+        )
         return made
 
     text, token = _with_rights(args, create)
     if args.json:
-        print(json.dumps({"token": text, "id": token.id, "agent": token.agent}))
+        shown = {"token": text} if text else {}
+        print(json.dumps({**shown, "id": token.id, "agent": token.agent}))
     else:
-        print(text)
+        print(text or token.id)
 
 
 def run_ls(args: argparse.Namespace) -> None:

@@ -82,7 +82,7 @@ class HeadFile:
                 return True
             self.close()
         try:
-            self.fd = atomic.open_file(self.path, os.O_RDWR)
+            self.fd = self._open(may_write=create)
         except FileNotFoundError:
             if not create:
                 return False
@@ -91,6 +91,15 @@ class HeadFile:
             except FileExistsError:
                 self.fd = atomic.open_file(self.path, os.O_RDWR)
         return True
+
+    def _open(self, *, may_write: bool) -> int:
+        """To write, too: whoever reads now may append later. Who may not is a reader and no more."""
+        try:
+            return atomic.open_file(self.path, os.O_RDWR)
+        except OSError as error:
+            if may_write or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            return atomic.open_file(self.path, os.O_RDONLY)
 
     def lock(self, timeout_s: float) -> None:
         """Open and lock the file under its present name."""

@@ -1,0 +1,49 @@
+"""A reader that may not write: another user's, or on a disk that is mounted to be read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from trunkline.event import Event, encode_event
+from trunkline.log.folder import Folder
+from trunkline.options import Limits
+
+# Runs once as it is, so that all is imported, and again as one who owns nothing.
+READ = """
+import os, sys
+from trunkline.cli import main
+arguments = ["tail", "orders", "-n", "5", "--format", "%o ", "--url", "file:" + sys.argv[1]]
+main(arguments)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(main(arguments))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_folder_of_another_user_can_be_read() -> None:
+    with tempfile.TemporaryDirectory() as place:  # not under tmp_path, which is closed to others
+        read_as_another(Path(place))
+
+
+def read_as_another(place: Path) -> None:
+    root = place / "bus"
+    folder = Folder(str(root))
+    events = [Event(topic="orders", payload=number) for number in range(3)]
+    folder.append("orders", 0, [encode_event(event, Limits()) for event in events], events)
+    folder.close()
+    for path in [place, root, *root.rglob("*")]:
+        path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
+
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(root)], capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["1", "2", "3"] * 2), done.stderr

@@ -9,17 +9,23 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 
 from trunkline.errors import InvalidOption, NotFound
-from trunkline.spark.extents import Catalog
+from trunkline.spark.extents import Catalog as FolderCatalog
+from trunkline.spark.remote import RemoteCatalog, is_remote
 from trunkline.spark.scan import BadRecords, OffsetRange, lost
+from trunkline.spark.tier import lake_first, lake_seek
 from trunkline.topics import check_group, check_pattern, check_topic, is_pattern, matches
 
+if TYPE_CHECKING:
+    from trunkline.spark.lake import LakeFile
+
+Catalog = FolderCatalog | RemoteCatalog
 Place = dict[str, dict[str, int]]  # topic -> partition -> offset, as a checkpoint keeps it
 Edge = Literal["starting", "ending"]
 EARLIEST: Final = -2
@@ -34,7 +40,7 @@ _BOTH: Final = frozenset(
     {"url", "path", "subscribe", "subscribePattern", "assign", "startingOffsets"}
     | {"startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"}
     | {"minPartitions", "failOnDataLoss", "includeHeaders", "eventTypes", "spaces", "badRecords"}
-    | {"tier", "lake"}
+    | {"tier", "lake", "token"}
 )
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -62,6 +68,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     low_latency: bool = False
     lake: str = ""
+    token: str = ""
 
 
 class When(NamedTuple):
@@ -80,9 +87,16 @@ def folder_of(options: Mapping[str, str]) -> str:
         scheme, place = "file", url
     if scheme != "file" or not place or "://" in url.removeprefix("file://"):
         raise InvalidOption(
-            f"Spark reads a bus in a folder, not {url!r}", hint="for example url=file:.bus"
+            f"Spark reads a bus in a folder, or a broker, not {url!r}",
+            hint="for example file:.bus, or http://127.0.0.1:7070 to read",
         )
     return os.path.abspath(place.removeprefix("//") if place.startswith("///") else place)
+
+
+def open_catalog(choice: Selection) -> Catalog:
+    if is_remote(choice.root):
+        return RemoteCatalog(choice.root, choice.token)
+    return FolderCatalog(choice.root)
 
 
 def read_options(options: Mapping[str, str], *, stream: bool) -> Selection:
@@ -102,10 +116,13 @@ def read_options(options: Mapping[str, str], *, stream: bool) -> Selection:
     subscribe = _names(given.get("subscribe", ""))
     for name in subscribe:
         check_topic(name) if not is_pattern(name) else check_pattern(name)
+    root = _root(options)
     if given.get("groupId"):
         check_group(given["groupId"])
+        if is_remote(root):
+            raise InvalidOption("groupId needs a bus in a folder", hint="for example url=file:.bus")
     return Selection(
-        root=folder_of(options),
+        root=root,
         topics=subscribe,
         pattern=given.get("subscribePattern", ""),
         assign=_assigned(given.get("assign", "")),
@@ -125,7 +142,14 @@ def read_options(options: Mapping[str, str], *, stream: bool) -> Selection:
         group=given.get("groupId", ""),
         low_latency=_one_of(given, "latencyMode", ("throughput", "low")) == "low",
         lake=_lake(given),
+        token=given.get("token") or os.environ.get("TRUNKLINE_TOKEN", ""),
     )
+
+
+def _root(options: Mapping[str, str]) -> str:
+    """A folder or a broker's address."""
+    url = options.get("url") or options.get("path") or os.environ.get("TRUNKLINE_URL") or ""
+    return url if is_remote(url) else folder_of(options)
 
 
 def _lake(given: dict[str, str]) -> str:
@@ -133,6 +157,8 @@ def _lake(given: dict[str, str]) -> str:
     lake = given.get("lake", "")
     if tier == "auto" and not lake:
         raise InvalidOption("tier=auto needs option lake, the folder of the lake")
+    if tier == "auto" and given.get("latencyMode", "").lower() == "low":
+        raise InvalidOption("latencyMode=low reads the log alone", hint="leave tier out")
     return os.path.abspath(lake.removeprefix("file:")) if lake and tier == "auto" else ""
 
 
@@ -301,8 +327,10 @@ def chosen_partitions(catalog: Catalog, choice: Selection) -> list[tuple[str, in
     return sorted((name, number) for name in set(names) for number in range(topics[name]))
 
 
-def resolve(catalog: Catalog, choice: Selection, edge: Edge) -> Place:
-    """The offset each partition starts at, or the one it ends before."""
+def resolve(
+    catalog: Catalog, choice: Selection, edge: Edge, files: Sequence[LakeFile] = ()
+) -> Place:
+    """The offset each partition starts at, or the one it ends before. ``files`` are the lake's."""
     wanted = choice.starting if edge == "starting" else choice.ending
     place: Place = {}
     for topic, partition in chosen_partitions(catalog, choice):
@@ -314,22 +342,27 @@ def resolve(catalog: Catalog, choice: Selection, edge: Edge) -> Place:
                     f"{edge}Offsets does not say where {topic}/{partition} is to {edge[:-3]}",
                     hint="name every partition, -1 for the latest",
                 )
-        offset = _offset(catalog, choice, (topic, partition), at, edge)
+        offset = _offset(catalog, choice, (topic, partition), at, edge, files)
         place.setdefault(topic, {})[str(partition)] = offset
     return place
 
 
 def _offset(
-    catalog: Catalog, choice: Selection, where: tuple[str, int], at: Any, edge: Edge
+    catalog: Catalog,
+    choice: Selection,
+    where: tuple[str, int],
+    at: Any,
+    edge: Edge,
+    files: Sequence[LakeFile],
 ) -> int:
     reader = catalog.reader(*where)
     head = reader.head()
     if at in ("earliest", EARLIEST):
-        return head.start
+        return min(head.start, lake_first(files, *where) or head.start)
     if at in ("latest", LATEST):
         return head.next
     if isinstance(at, When):
-        found = reader.seek(at.at)
+        found = lake_seek(files, *where, at.at, head.start) or reader.seek(at.at)
         if found == head.next and edge == "starting" and choice.unmatched == "error":
             raise NotFound(
                 f"{where[0]}/{where[1]} has no record at or after {at.at.isoformat()}",

@@ -11,7 +11,6 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 from trunkline.errors import InvalidOption
@@ -20,7 +19,7 @@ CORRUPT: Final = "_corrupt_record"
 
 
 class Column(NamedTuple):
-    """``sql`` finds it in the parsed line ``m``, ``get`` in a ``Row``; None: the same for all."""
+    """``sql`` finds it in a parsed line, ``get`` in a ``Row``; None: the same for all."""
 
     ddl: str
     sql: str | None
@@ -28,22 +27,22 @@ class Column(NamedTuple):
 
 
 def _text(field: str, stored: str = "", default: str | None = None) -> Column:
-    sql = f"m.meta.{stored or field}"
+    sql = f"meta.{stored or field}"
     if default is not None:
         sql = f"coalesce({sql}, '{default}')"
     return Column("string", sql, attrgetter(f"meta.{field}"))
 
 
 def _time(field: str) -> Column:
-    return Column("timestamp", f"m.meta.{field}::TIMESTAMPTZ", attrgetter(f"meta.{field}"))
+    return Column("timestamp", f"meta.{field}", attrgetter(f"meta.{field}"))
 
 
 COLUMNS: Final[dict[str, Column]] = {
     "key": _text("key"),
-    "value": Column("string", "m.payload::VARCHAR", attrgetter("payload")),
+    "value": Column("string", "payload::VARCHAR", attrgetter("payload")),
     "topic": Column("string", None, None),
     "partition": Column("int", None, None),
-    "offset": Column("bigint", 'm."offset"', attrgetter("offset")),
+    "offset": Column("bigint", '"offset"', attrgetter("offset")),
     "timestamp": _time("ts"),
     "timestampType": Column("int", None, None),
     "type": _text("type"),
@@ -53,17 +52,15 @@ COLUMNS: Final[dict[str, Column]] = {
     "subject": _text("subject"),
     "idem_key": _text("idem_key"),
     "trace": _text("trace", "trace_id"),
-    "ttl_s": Column("double", "m.meta.ttl_sec", attrgetter("meta.ttl_s")),
+    "ttl_s": Column("double", "meta.ttl_sec", attrgetter("meta.ttl_s")),
     "priority": _text("priority", default="normal"),
     "not_before": _time("not_before"),
     "band": _text("band", default="GREEN"),
-    "caps": Column(
-        "array<string>", "coalesce(m.meta.caps, []::VARCHAR[])", attrgetter("meta.caps")
-    ),
+    "caps": Column("array<string>", "coalesce(meta.caps, []::VARCHAR[])", attrgetter("meta.caps")),
     "cause": _text("cause"),
     "headers": Column(
         "map<string,string>",
-        "coalesce(m.meta.headers, MAP {}::MAP(VARCHAR, VARCHAR))",
+        "coalesce(meta.headers, MAP {}::MAP(VARCHAR, VARCHAR))",
         attrgetter("meta.headers"),
     ),
 }
@@ -84,15 +81,16 @@ _ARROW: Final[dict[str, pa.DataType]] = {
     "array<string>": pa.list_(pa.string()),
     "map<string,string>": pa.map_(pa.string(), pa.string()),
 }
-# How a line is read by DuckDB: a field and its type, in the column that needs it.
+# How DuckDB reads the fields of ``meta``, of which it is asked for those that are needed.
 _STORED: Final = {
     **dict.fromkeys(
-        ("event_id", "ts", "type", "space_id", "actor", "subject", "key", "idem_key", "trace_id"),
+        ("event_id", "type", "space_id", "actor", "subject", "key", "idem_key", "trace_id"),
         "VARCHAR",
     ),
-    **dict.fromkeys(("priority", "not_before", "band", "cause"), "VARCHAR"),
+    **dict.fromkeys(("priority", "band", "cause"), "VARCHAR"),
+    **dict.fromkeys(("ts", "not_before"), "TIMESTAMPTZ"),
     "ttl_sec": "DOUBLE",
-    "caps": ["VARCHAR"],
+    "caps": "VARCHAR[]",
     "headers": "MAP(VARCHAR, VARCHAR)",
 }
 
@@ -133,20 +131,22 @@ def arrow_schema(names: tuple[str, ...]) -> pa.Schema:
     return pa.schema([(name, kinds[true_name(name)]) for name in names])
 
 
-@cache
-def parse_sql(names: tuple[str, ...]) -> str:
-    """The query that reads the columns ``names`` out of the table ``lines``."""
+def parse_sql(names: tuple[str, ...], path: str, longest: int) -> str:
+    """The query that reads the columns ``names`` out of a file whose lines are at most ``longest``
+    bytes. The seal of a segment is no record.
+    """
     columns = {name: COLUMNS[true_name(name)].sql for name in names}
     used = " ".join(sql for sql in columns.values() if sql)
-    meta = {field: kind for field, kind in _STORED.items() if f"m.meta.{field}" in used}
-    shape: dict[str, Any] = {"offset": "BIGINT"}
+    stored = {"offset": "BIGINT"}
+    meta = [f"{name} {kind}" for name, kind in _STORED.items() if f"meta.{name}" in used]
     if meta:
-        shape["meta"] = meta
-    if "m.payload" in used:
-        shape["payload"] = "JSON"
-    text = msgspec.json.encode(shape).decode()
+        stored["meta"] = f"STRUCT({', '.join(meta)})"
+    if "payload" in used:
+        stored["payload"] = "JSON"
+    shape = ", ".join(f"\"{name}\": '{kind}'" for name, kind in stored.items())
     shown = [f'{sql} AS "{name}"' for name, sql in columns.items() if sql]
     return (
-        f"SELECT {', '.join(shown or ['1'])} "
-        f"FROM (SELECT json_transform(line, '{text}') AS m FROM lines)"
+        f"SELECT {', '.join(shown or ['1'])} FROM read_json('{path}', columns = {{{shape}}}, "
+        "format = 'newline_delimited', auto_detect = false, compression = 'none', "
+        f'maximum_object_size = {longest}) WHERE "offset" IS NOT NULL'
     )

@@ -149,6 +149,10 @@ class Catalog:
             self._readers[key] = PartitionReader(self.root, topic, partition)
         return self._readers[key]
 
+    def extents(self, topic: str, partition: int) -> list[Extent]:
+        reader = self.reader(topic, partition)
+        return list_extents(reader, reader.head())
+
     def close(self) -> None:
         for reader in self._readers.values():
             reader.close()

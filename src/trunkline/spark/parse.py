@@ -7,8 +7,11 @@ is NULL where it is null.
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
@@ -18,6 +21,9 @@ from trunkline.event import Event
 from trunkline.spark.columns import COLUMNS, CORRUPT, arrow_schema, parse_sql, true_name
 
 SMALL = 2 * 1024 * 1024
+_ROWS = 65_536
+_LINE_MAX = 64 * 1024 * 1024
+_OPEN_FILES = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 
 
 class Row(msgspec.Struct, gc=False):
@@ -31,10 +37,34 @@ _decode_lines = msgspec.json.Decoder(Row).decode_lines
 
 def parse_lines(
     data: bytes | memoryview, topic: str, partition: int, names: tuple[str, ...], *, bulk: bool
-) -> pa.RecordBatch:
+) -> Iterator[pa.RecordBatch]:
     """The records in ``data``, which is whole lines, each of them checked before."""
-    engine = _by_duckdb if bulk and _duckdb() is not None else _by_msgspec
-    count, found = engine(data, tuple(n for n in names if n != CORRUPT))
+    if bulk and _duckdb() is not None:
+        with _scratch_file() as file:
+            file.write(data)
+            yield from parse_file(file.fileno(), len(data), topic, partition, names)
+    else:
+        yield rows_batch(_decode_lines(data), topic, partition, names)
+
+
+def can_parse_files() -> bool:
+    return _duckdb() is not None
+
+
+def parse_file(
+    fd: int, size: int, topic: str, partition: int, names: tuple[str, ...]
+) -> Iterator[pa.RecordBatch]:
+    """The records of an open file of ``size`` bytes: whole lines, checked before."""
+    wanted = tuple(n for n in names if n != CORRUPT)
+    query = parse_sql(wanted, f"{_OPEN_FILES}/{fd}", min(max(size, 1024), _LINE_MAX))
+    for batch in _duckdb().sql(query).to_arrow_reader(_ROWS):
+        found = dict(zip(batch.schema.names, batch.columns, strict=True))
+        yield _shaped(batch.num_rows, found, topic, partition, names)
+
+
+def _shaped(
+    count: int, found: dict[str, pa.Array], topic: str, partition: int, names: tuple[str, ...]
+) -> pa.RecordBatch:
     columns = []
     for field in arrow_schema(names):
         values = found.get(field.name)
@@ -63,15 +93,15 @@ def keep_only(batch: pa.RecordBatch, column: str, wanted: frozenset[str]) -> pa.
     return batch.filter(mask)
 
 
-def _by_msgspec(
-    data: bytes | memoryview, names: tuple[str, ...]
-) -> tuple[int, dict[str, pa.Array]]:
-    rows = _decode_lines(data)
+def rows_batch(
+    rows: list[Row], topic: str, partition: int, names: tuple[str, ...]
+) -> pa.RecordBatch:
+    """Records that were read one by one."""
     found: dict[str, pa.Array] = {}
     schema = arrow_schema(names)
     for name in names:
-        column = COLUMNS[true_name(name)]
-        if column.get is None:
+        column = COLUMNS.get(true_name(name))
+        if column is None or column.get is None:
             continue
         kind = schema.field(name).type
         values: list[Any] = list(map(column.get, rows))
@@ -81,7 +111,7 @@ def _by_msgspec(
             found[name] = pa.array([list(value.items()) for value in values], kind)
         else:
             found[name] = pa.array(values, kind)
-    return len(rows), found
+    return _shaped(len(rows), found, topic, partition, names)
 
 
 def _text_of(payload: msgspec.Raw) -> bytes | None:
@@ -90,38 +120,13 @@ def _text_of(payload: msgspec.Raw) -> bytes | None:
     return None if text == b"null" else text
 
 
-def _by_duckdb(data: bytes | memoryview, names: tuple[str, ...]) -> tuple[int, dict[str, pa.Array]]:
-    lines = pa.table({"line": split_lines(data)})
-    connection = _duckdb()
-    connection.register("lines", lines)
-    try:
-        table = connection.sql(parse_sql(names)).to_arrow_table().combine_chunks()
-    finally:
-        connection.unregister("lines")
-    found = {}
-    for name in table.column_names:
-        if name in names:
-            column = table.column(name)
-            found[name] = column.chunk(0) if column.num_chunks else pa.array([], column.type)
-    return lines.num_rows, found
-
-
-def split_lines(data: bytes | memoryview) -> pa.StringArray:
-    """Each line as a text that lies where it was: nothing is copied."""
-    import numpy
-
-    view = numpy.frombuffer(data, numpy.uint8)
-    step = 256 * 1024  # what fits into a processor's cache is searched much faster
-    ends = numpy.concatenate(
-        [
-            numpy.flatnonzero(view[at : at + step] == 10).astype(numpy.int32) + (at + 1)
-            for at in range(0, len(view), step)
-        ]
-        or [numpy.zeros(0, numpy.int32)]
-    )
-    offsets = numpy.zeros(len(ends) + 1, numpy.int32)
-    offsets[1:] = ends
-    return pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(data))
+def _scratch_file() -> IO[bytes]:
+    """A file for DuckDB to read, since it reads lines from files half as fast again as from memory;
+    in memory all the same where the system has such files.
+    """
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("trunkline"), "wb", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
 
 
 @cache
@@ -131,4 +136,6 @@ def _duckdb() -> Any:
         import duckdb
     except ImportError:
         return None
-    return duckdb.connect(config={"threads": 1, "memory_limit": "512MB"})
+    connection = duckdb.connect(config={"threads": 1, "memory_limit": "512MB"})
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-from trunkline.spark.choice import Place
-from trunkline.spark.extents import Catalog, Extent, bytes_between, cut_by_bytes, list_extents
+from trunkline.spark.choice import Catalog, Place
+from trunkline.spark.extents import Extent, bytes_between, cut_by_bytes
 from trunkline.spark.scan import OffsetRange
 
 TASK_BYTES_MIN = 1024 * 1024
@@ -47,7 +47,7 @@ def admit_bytes(catalog: Catalog, start: Place, end: Place, budget: int) -> Plac
     for topic, partitions in end.items():
         for partition, offset in partitions.items():
             key = (topic, partition)
-            known[key] = _extents(catalog, topic, int(partition))
+            known[key] = catalog.extents(topic, int(partition))
             sizes[key] = _size(known[key], start[topic][partition], offset)
     total = sum(sizes.values())
     if total <= budget:
@@ -70,7 +70,7 @@ def divide(
     pieces: list[tuple[OffsetRange, int]] = []
     for span in spans:
         covered = span.start
-        for extent in _extents(catalog, span.topic, span.partition):
+        for extent in catalog.extents(span.topic, span.partition):
             low, high = max(span.start, extent.first), min(span.end, extent.after)
             if low < high:
                 # What lies before in no file belongs to this piece: reading it says so.
@@ -94,7 +94,7 @@ def _fill(
     for piece, size in pieces:
         span, left = piece, size
         while left > room + target // 4 and span.end - span.start > 1:
-            extents = _extents(catalog, span.topic, span.partition)
+            extents = catalog.extents(span.topic, span.partition)
             cut = cut_by_bytes(extents, span.start, span.end, max(1, room))
             if cut >= span.end:
                 break
@@ -108,11 +108,6 @@ def _fill(
             parts.append([])
             room = target
     return [part for part in parts if part]
-
-
-def _extents(catalog: Catalog, topic: str, partition: int) -> list[Extent]:
-    reader = catalog.reader(topic, partition)
-    return list_extents(reader, reader.head())
 
 
 def _size(extents: list[Extent], start: int, end: int) -> int:

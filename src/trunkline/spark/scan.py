@@ -14,6 +14,7 @@ from typing import Literal
 from zlib import crc32
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trunkline.errors import Corrupt, OutOfRange
 from trunkline.log.head import Head
@@ -22,7 +23,15 @@ from trunkline.log.reader import PartitionReader
 from trunkline.log.segment import Segment
 from trunkline.spark.columns import CORRUPT
 from trunkline.spark.extents import Extent, list_extents
-from trunkline.spark.parse import SMALL, corrupt_row, keep_only, parse_lines
+from trunkline.spark.parse import (
+    SMALL,
+    can_parse_files,
+    corrupt_row,
+    keep_only,
+    parse_file,
+    parse_lines,
+)
+from trunkline.spark.remote import RemoteCatalog, fetch, is_remote
 
 _CHUNK = 8 * 1024 * 1024
 # Checking a whole segment by its sum is this many times faster than line by line.
@@ -51,10 +60,14 @@ class ScanOptions:
     fail_on_data_loss: bool = True
     types: frozenset[str] = frozenset()
     spaces: frozenset[str] = frozenset()
+    token: str = ""
 
 
 def scan(span: OffsetRange, options: ScanOptions) -> Iterator[pa.RecordBatch]:
     """The records of a span in order."""
+    if is_remote(options.root):
+        yield from _scan_remote(span, options)
+        return
     reader = PartitionReader(options.root, span.topic, span.partition)
     try:
         yield from _Scan(span, options, reader).batches()
@@ -62,25 +75,65 @@ def scan(span: OffsetRange, options: ScanOptions) -> Iterator[pa.RecordBatch]:
         reader.close()
 
 
+def _scan_remote(span: OffsetRange, options: ScanOptions) -> Iterator[pa.RecordBatch]:
+    where = (span.topic, span.partition)
+    catalog = RemoteCatalog(options.root, options.token)
+    try:
+        start = check_bounds(span, catalog.reader(*where).head(), options)
+    finally:
+        catalog.close()
+    wanted = (*options.names, *_also(options))
+    for batch in fetch(options.root, options.token, where, start, span.end, wanted):
+        yield from shown(batch, options)
+
+
+def _also(options: ScanOptions) -> list[str]:
+    """The columns that are not shown but decide what is."""
+    asked = (("type", options.types), ("space", options.spaces))
+    return [name for name, wanted in asked if wanted and name not in options.names]
+
+
+def check_bounds(span: OffsetRange, head: Head, options: ScanOptions) -> int:
+    """Where reading the span begins."""
+    if span.start < head.start:
+        if options.fail_on_data_loss and span.end > span.start:
+            raise lost(span.topic, span.partition, span.start, head)
+        return min(head.start, span.end)
+    if span.end > head.next:
+        raise lost(span.topic, span.partition, span.end, head)
+    return span.start
+
+
+def shown(batch: pa.RecordBatch, options: ScanOptions) -> Iterator[pa.RecordBatch]:
+    """What was asked for of a batch. A row that stands for damage is shown in any case."""
+    if not _is_corrupt(batch):
+        if options.types:
+            batch = keep_only(batch, "type", options.types)
+        if options.spaces:
+            batch = keep_only(batch, "space", options.spaces)
+    if batch.num_rows:
+        yield batch.select(list(options.names))
+
+
+def _is_corrupt(batch: pa.RecordBatch) -> bool:
+    if CORRUPT not in batch.schema.names:
+        return False
+    return bool(batch.num_rows == 1 and batch.column(CORRUPT)[0].is_valid)
+
+
 class _Scan:
     def __init__(self, span: OffsetRange, options: ScanOptions, reader: PartitionReader) -> None:
         self._span = span
         self._options = options
         self._reader = reader
-        shown = options.names
-        self._extra = [
-            name
-            for name, wanted in (("type", options.types), ("space", options.spaces))
-            if wanted and name not in shown
-        ]
-        self._names = (*shown, *self._extra)
+        self._names = (*options.names, *_also(options))
         if "offset" not in self._names:
             self._names = (*self._names, "offset")
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         span = self._span
         head = self._reader.head()
-        cursor = self._check_bounds(head)
+        cursor = check_bounds(span, head, self._options)
         for attempt in range(5):
             try:
                 for extent in list_extents(self._reader, head):
@@ -91,7 +144,7 @@ class _Scan:
                         yield from self._missing(cursor, low)
                     for batch in self._read(extent, low, high, head):
                         cursor = self._after(batch, cursor)
-                        yield from self._shown(batch)
+                        yield from shown(batch, self._options)
                     cursor = high
                 if cursor < span.end:
                     yield from self._missing(cursor, span.end)
@@ -116,30 +169,6 @@ class _Scan:
         last = batch.column("offset")[-1].as_py() if batch.num_rows else None
         return cursor if last is None else last + 1
 
-    def _check_bounds(self, head: Head) -> int:
-        span = self._span
-        if span.start < head.start:
-            if self._options.fail_on_data_loss and span.end > span.start:
-                raise lost(span.topic, span.partition, span.start, head)
-            return min(head.start, span.end)
-        if span.end > head.next:
-            raise lost(span.topic, span.partition, span.end, head)
-        return span.start
-
-    def _shown(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        options = self._options
-        if options.types and not self._is_corrupt(batch):
-            batch = keep_only(batch, "type", options.types)
-        if options.spaces and not self._is_corrupt(batch):
-            batch = keep_only(batch, "space", options.spaces)
-        if batch.num_rows:
-            yield batch.select(list(options.names))
-
-    def _is_corrupt(self, batch: pa.RecordBatch) -> bool:
-        if CORRUPT not in batch.schema.names:
-            return False
-        return bool(batch.num_rows == 1 and batch.column(CORRUPT)[0].is_valid)
-
     def _read(self, extent: Extent, low: int, high: int, head: Head) -> Iterator[pa.RecordBatch]:
         segment = extent.segment
         begin = 0 if low == extent.first else segment.locate(low, extent.size)
@@ -147,6 +176,23 @@ class _Scan:
         trusted = self._is_trusted(extent, end - begin, head)
         bulk = end - begin > SMALL
         seen = 0
+        for batch in self._lines(extent, begin, end, trusted=trusted, bulk=bulk):
+            if not _is_corrupt(batch):
+                batch = _between(batch, low, high)
+            seen += batch.num_rows
+            yield batch
+        if seen < high - low and not extent.has_holes and self._options.bad_records == "fail":
+            raise self._corrupt(segment, begin, f"{high - low - seen} records are missing in it")
+
+    def _lines(
+        self, extent: Extent, begin: int, end: int, *, trusted: bool, bulk: bool
+    ) -> Iterator[pa.RecordBatch]:
+        span, names, segment = self._span, self._names, extent.segment
+        # A file that is finished and wanted as a whole is read as it is; the last one may grow.
+        whole = begin == 0 and end == extent.size and not extent.is_last and not segment.packed
+        if trusted and bulk and whole and can_parse_files():
+            yield from parse_file(segment.open(), end, span.topic, span.partition, names)
+            return
         for position, data in _chunks(segment, begin, end):
             if not trusted:
                 good: list[bytes] = []
@@ -157,26 +203,7 @@ class _Scan:
                         yield from self._damaged(segment, position, line)
                     position += len(line) + 1
                 data = b"\n".join([*good, b""])
-            batch = self._parse(data, low, high, bulk=bulk)
-            seen += batch.num_rows
-            yield batch
-        if seen < high - low and not extent.has_holes and self._options.bad_records == "fail":
-            raise self._corrupt(segment, begin, f"{high - low - seen} records are missing in it")
-
-    def _parse(
-        self, data: bytes | memoryview, low: int, high: int, *, bulk: bool
-    ) -> pa.RecordBatch:
-        span = self._span
-        batch = parse_lines(data, span.topic, span.partition, self._names, bulk=bulk)
-        if batch.num_rows:
-            offsets = batch.column("offset")
-            # Only a segment that a failed sync left behind holds more than its extent.
-            if offsets[0].as_py() < low or offsets[-1].as_py() >= high:
-                import pyarrow.compute as pc
-
-                inside = pc.and_(pc.greater_equal(offsets, low), pc.less(offsets, high))
-                batch = batch.filter(inside)
-        return batch
+            yield from parse_lines(data, span.topic, span.partition, names, bulk=bulk)
 
     def _is_trusted(self, extent: Extent, size: int, head: Head) -> bool:
         """Whether the whole segment fits its sum; if so its lines need not be checked one by one.
@@ -243,6 +270,14 @@ def lost(topic: str, partition: int, offset: int, head: Head) -> OutOfRange:
             else "it is not written yet, or a crash took it: start at 'latest'"
         ),
     )
+
+
+def _between(batch: pa.RecordBatch, low: int, high: int) -> pa.RecordBatch:
+    """Only a segment that a failed sync left behind holds more than its extent."""
+    offsets = batch.column("offset")
+    if not batch.num_rows or (offsets[0].as_py() >= low and offsets[-1].as_py() < high):
+        return batch
+    return batch.filter(pc.and_(pc.greater_equal(offsets, low), pc.less(offsets, high)))
 
 
 def _chunks(segment: Segment, begin: int, end: int) -> Iterator[tuple[int, bytes | memoryview]]:

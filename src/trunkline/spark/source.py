@@ -32,21 +32,22 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from trunkline.spark.choice import (
+    Catalog,
     Place,
     Selection,
     folder_of,
+    open_catalog,
     read_options,
     resolve,
     spans_between,
 )
 from trunkline.spark.columns import CORRUPT, check_columns, table_ddl
-from trunkline.spark.extents import Catalog
-from trunkline.spark.lake import event_files
+from trunkline.spark.lake import LakeFile, event_files
 from trunkline.spark.mirror import Mirror
 from trunkline.spark.plan import admit_bytes, admit_rows, cores, divide
 from trunkline.spark.scan import OffsetRange, ScanOptions, scan
 from trunkline.spark.sink import BatchSink, StreamSink, read_sink_options
-from trunkline.spark.tier import LakePart, lake_start, read_part, split_tiers
+from trunkline.spark.tier import LakePart, read_part, split_tiers
 
 
 @dataclass
@@ -107,7 +108,25 @@ def scan_options(choice: Selection, schema: StructType) -> ScanOptions:
         fail_on_data_loss=choice.fail_on_data_loss,
         types=choice.types,
         spaces=choice.spaces,
+        token=choice.token,
     )
+
+
+def lake_files(choice: Selection) -> list[LakeFile]:
+    return event_files(choice.lake) if choice.lake else []
+
+
+def divide_work(
+    catalog: Catalog, choice: Selection, spans: list[OffsetRange], files: list[LakeFile], tasks: int
+) -> list[InputPartition]:
+    """The tasks that read the spans: what ``files`` of the lake hold from there, the rest from the
+    log. There is always one.
+    """
+    old, new = split_tiers(spans, files)
+    wanted = choice.min_partitions
+    parts = divide(catalog, new, wanted or tasks, exact=bool(wanted))
+    made = [ReadTask([], old[at::tasks]) for at in range(min(tasks, len(old)))]
+    return [*made, *map(ReadTask, parts)] or [ReadTask([])]
 
 
 def read_task(task: InputPartition, options: ScanOptions) -> Iterator[pa.RecordBatch]:
@@ -124,28 +143,23 @@ class BatchReader(DataSourceReader):
     def __init__(self, choice: Selection, schema: StructType) -> None:
         self._choice = choice
         self._scan = scan_options(choice, schema)
-        catalog = Catalog(choice.root)
-        try:
-            resolve(catalog, choice, "starting")  # so that what is wrong is said at load()
+        catalog = open_catalog(choice)
+        try:  # so that what is wrong is said at load()
+            resolve(catalog, choice, "starting", lake_files(choice))
         finally:
             catalog.close()
 
     def partitions(self) -> Sequence[InputPartition]:
         choice = self._choice
-        catalog = Catalog(choice.root)
+        catalog = open_catalog(choice)
+        files = lake_files(choice)
         try:
-            start = resolve(catalog, choice, "starting")
-            end = resolve(catalog, choice, "ending")
-            files = event_files(choice.lake) if choice.lake else []
-            spans = spans_between(lake_start(choice, files, start), end)
-            old, spans = split_tiers(spans, files)
-            wanted = choice.min_partitions
-            parts = divide(catalog, spans, wanted or 2 * cores(), exact=bool(wanted))
+            start = resolve(catalog, choice, "starting", files)
+            end = resolve(catalog, choice, "ending", files)
+            spans = spans_between(start, end)
+            return divide_work(catalog, choice, spans, files, 2 * cores())
         finally:
             catalog.close()
-        tasks = [ReadTask([], old[at :: 2 * cores()]) for at in range(2 * cores())] if old else []
-        tasks = [task for task in tasks if task.parts] + [ReadTask(part) for part in parts]
-        return tasks or [ReadTask([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(partition, self._scan)
@@ -166,11 +180,11 @@ class _Following:
 
     def catalog(self) -> Catalog:
         if self._catalog is None:
-            self._catalog = Catalog(self._choice.root)
+            self._catalog = open_catalog(self._choice)
         return self._catalog
 
     def begin(self) -> Place:
-        place = resolve(self.catalog(), self._choice, "starting")
+        place = resolve(self.catalog(), self._choice, "starting", lake_files(self._choice))
         self._mirror.begin(place)
         return place
 
@@ -244,9 +258,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Place, end: Place) -> Sequence[InputPartition]:
         spans = spans_between(self._log.whole(start, end), end)
-        wanted = self._choice.min_partitions
-        parts = divide(self._log.catalog(), spans, wanted or cores(), exact=bool(wanted))
-        return [ReadTask(part) for part in parts] or [ReadTask([])]
+        catalog = self._log.catalog()
+        is_old = any(s.start < catalog.reader(s.topic, s.partition).head().start for s in spans)
+        files = lake_files(self._choice) if is_old else []
+        return divide_work(catalog, self._choice, spans, files, cores())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(partition, self._scan)

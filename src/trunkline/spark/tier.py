@@ -6,14 +6,14 @@ log no longer has and the lake has not either is as lost as it is without a lake
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trunkline.spark.choice import Place, Selection
 from trunkline.spark.columns import CORRUPT, arrow_schema, true_name
 from trunkline.spark.parse import keep_only
 from trunkline.spark.scan import OffsetRange, ScanOptions
@@ -30,16 +30,43 @@ class LakePart:
     span: OffsetRange
 
 
-def lake_start(choice: Selection, files: list[LakeFile], start: Place) -> Place:
-    """``start``, moved back to the first record of the lake where everything was asked for."""
-    if choice.starting != "earliest":
-        return start
-    place = {topic: dict(partitions) for topic, partitions in start.items()}
-    for file in files:
-        have = place.get(file.topic, {}).get(str(file.partition))
-        if have is not None and file.first < have:
-            place[file.topic][str(file.partition)] = file.first
-    return place
+def lake_first(files: Iterable[LakeFile], topic: str, partition: int) -> int | None:
+    """The first offset of a partition that the lake has."""
+    mine = _of(files, topic, partition)
+    return mine[0].first if mine else None
+
+
+def lake_seek(
+    files: Iterable[LakeFile], topic: str, partition: int, when: datetime, before: int
+) -> int | None:
+    """The first offset below ``before`` whose record in the lake is of ``when`` or later."""
+    import pyarrow.parquet as pq
+
+    for part in _of(files, topic, partition):
+        if part.first >= before:
+            break
+        with pq.ParquetFile(part.path) as file:
+            column = file.schema_arrow.names.index("timestamp")
+            for number in range(file.num_row_groups):
+                about = file.metadata.row_group(number).column(column).statistics
+                if about is not None and about.has_min_max and _aware(about.max) < when:
+                    continue
+                rows = file.read_row_group(number, ["offset", "timestamp"])
+                at = pa.scalar(when, rows.column("timestamp").type)
+                late = rows.filter(pc.greater_equal(rows.column("timestamp"), at))
+                first = pc.min(late.column("offset")).as_py()
+                if first is not None:
+                    return int(first) if first < before else None
+    return None
+
+
+def _aware(when: datetime) -> datetime:
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def _of(files: Iterable[LakeFile], topic: str, partition: int) -> list[LakeFile]:
+    mine = [file for file in files if (file.topic, file.partition) == (topic, partition)]
+    return sorted(mine, key=lambda file: file.first)
 
 
 def split_tiers(
@@ -49,10 +76,7 @@ def split_tiers(
     parts: list[LakePart] = []
     rest: list[OffsetRange] = []
     for span in spans:
-        mine = sorted(
-            (f for f in files if (f.topic, f.partition) == (span.topic, span.partition)),
-            key=lambda file: file.first,
-        )
+        mine = _of(files, span.topic, span.partition)
         edge = span.start
         for file in mine:
             low, high = max(span.start, file.first), min(span.end, file.last + 1)

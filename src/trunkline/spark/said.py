@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from traceback import walk_tb
 from types import TracebackType
+
+from trunkline.errors import TrunklineError
 
 _OURS = re.compile(r"^(?:\w+: )?trunkline\.errors\.\w+: (?P<said>.+)$", re.MULTILINE)
 
@@ -23,6 +26,8 @@ def install_hook() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         said = cause_of(error)
+        if said is None and isinstance(error, TrunklineError) and _is_from_here(trace):
+            said = str(error)
         if said is None:
             before(kind, error, trace)
         else:
@@ -30,3 +35,9 @@ def install_hook() -> None:
 
     hook.from_trunkline = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def _is_from_here(trace: TracebackType | None) -> bool:
+    """Whether it was raised while Spark was set up, for example because there is no Java."""
+    frames = [frame for frame, _ in walk_tb(trace)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("trunkline.spark")

@@ -64,6 +64,7 @@ def session(
     """A Spark session, or the one that is running. ``quick`` starts sooner and runs slower: it is
     for tests and short commands.
     """
+    install_hook()
     try:
         from pyspark.sql import SparkSession
     except ImportError:
@@ -87,7 +88,6 @@ def session(
             f"Spark did not start: {_last_words(log) or error}", hint=f"the whole story: {log}"
         ) from error
     spark.sparkContext.setLogLevel("ERROR")
-    install_hook()
     return spark
 
 

@@ -18,6 +18,7 @@ import pytest
 import websockets
 
 from trunkline.broker.server import Broker
+from trunkline.buses import connect
 from trunkline.buses.remote import RemoteBus
 
 from .client import Process, peer, resident_mb, running, until
@@ -255,6 +256,70 @@ async def _stall(tmp_path: Path, consumers: int, *flags: str) -> dict[str, float
             "baseline_ms": baseline * 1000,
             "during_ms": during * 1000,
         }
+
+
+async def _flood(tmp_path: Path, size: int, seconds: float) -> dict[str, float]:
+    """One client publishes as fast as it can and never reads an answer."""
+    frame = json.dumps({"type": "PUBLISH", "topic": "t", "payload": "x" * size})
+    sent = 0
+
+    async def flood(made: Any) -> None:
+        nonlocal sent
+        while True:
+            await made.send(frame)
+            sent += 1
+
+    async with running(tmp_path) as broker, contextlib.AsyncExitStack() as stack:
+        other = await stack.enter_async_context(peer(broker.url))
+        await other.ask("PUBLISH", topic="u", payload=1)
+        before = peak = resident_mb(broker.pid)
+        made = await stalled(broker.url, "none", stack)
+        job = asyncio.ensure_future(flood(made))
+        stack.callback(job.cancel)
+        until_s = monotonic() + seconds
+        while monotonic() < until_s:
+            await asyncio.sleep(0.02)
+            peak = max(peak, resident_mb(broker.pid))
+            assert (await other.ask("PUBLISH", topic="u", payload=1))["type"] == "PUBLISHED"
+        return {"sent": sent, "grown_mb": peak - before}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("size", [10, 1000, 100_000])
+async def test_a_flood_of_publishes_is_held_up(tmp_path: Path, size: int) -> None:
+    found = await _flood(tmp_path, size, 8)
+    print(found)
+    assert found["sent"] * size > 1_000_000, found
+    assert found["grown_mb"] < 100, found
+
+
+async def test_after_sigterm_under_load_the_next_start_has_nothing_to_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trunkline.log.writer import PartitionWriter
+
+    scans: list[str] = []
+    recover = PartitionWriter._recover
+
+    def counted(self: PartitionWriter, head: Any) -> Any:
+        scans.append(self.topic)
+        return recover(self, head)
+
+    async with running(tmp_path) as broker, RemoteBus(broker.url, patience_s=0.5) as bus:
+        await bus.publish_many("t", list(range(100)))
+        load = [bus.fire("t", n) for n in range(2000)]
+        await load[0]
+        assert await broker.end() == 0
+        await asyncio.gather(*load, return_exceptions=True)
+    monkeypatch.setattr(PartitionWriter, "_recover", counted)
+    monkeypatch.setattr("trunkline.log.writer.is_whole", lambda *_: scans.append("looked"))
+    async with connect(f"file:{tmp_path}") as log:
+        receipt = await log.publish("t", "after")
+        assert receipt.offset > 100
+        assert scans == []
+        await log.publish("fresh", 1)
+        assert scans == ["fresh"], "a log that is not there yet is looked for: it would be seen"
 
 
 @pytest.mark.parametrize("settings", [{"stall_s": 0.3}])

@@ -131,12 +131,14 @@ class Session:
         self._subscribers: dict[str | tuple[str, str], Subscriber] = {}
         self._publishing: dict[tuple[str, bool], list[tuple[Event, Corr | None]]] = {}
         self._publishes = 0
+        self._taken_bytes = 0  # read since nothing was being published
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._orders: asyncio.Queue[Subscribe | Unsubscribe | Call] = asyncio.Queue()
         self._clerk: asyncio.Task[None] | None = None
         self._paused = False
         self._closed = False
+        self._is_leaving = False
         self._may: set[tuple[str, str]] = set()
         self._rights = hub.rights.version
         self._limbo: asyncio.TimerHandle | None = None
@@ -151,6 +153,7 @@ class Session:
         """Take one wire message. A bad frame is answered and harms nothing else."""
         if self._closed:
             return
+        self._taken_bytes += len(data)
         quick = self.is_known and not self.hub.options.rate_frames_s
         for frame in read_cloudevents(data) if self.cloudevents else read_asked(data):
             try:
@@ -241,7 +244,7 @@ class Session:
                 self._loop.call_soon(self._publish_waiting)
             self._publishing[together] = [(event, frame.corr)]
         self._publishes += 1
-        if self._publishes >= self.hub.options.publish_inflight:
+        if not self._has_room(self.hub.options.publish_inflight):
             self._hold_up()
 
     def _publish_waiting(self) -> None:
@@ -298,7 +301,7 @@ class Session:
         topic = frame.topic or events[0].topic
         self.require("publish", topic)
         self._publishes += len(events)
-        if self._publishes >= self.hub.options.publish_inflight:
+        if not self._has_room(self.hub.options.publish_inflight):
             self._hold_up()
         self.hub.spawn(self._publish_whole(frame, topic, events))
 
@@ -317,9 +320,20 @@ class Session:
             self._paused = True
             self._wire.pause()
 
+    def _has_room(self, publishes: int) -> bool:
+        """Whether more may be read: by number, by size, and by what the client leaves unread."""
+        size = self.hub.options.pending_bytes // 2
+        return self._publishes < publishes and self._taken_bytes < size > self._wire.pending()
+
     def _let_go_on(self) -> None:
-        room = self._publishes < self.hub.options.publish_inflight // 2
-        if self._paused and room and self._orders.qsize() < _ORDERS_MAX and not self._closed:
+        if not self._publishes:
+            self._taken_bytes = 0
+        if (
+            self._paused
+            and self._has_room(self.hub.options.publish_inflight // 2)
+            and self._orders.qsize() < _ORDERS_MAX
+            and not self._closed
+        ):
             self._paused = False
             self._wire.resume()
 
@@ -522,7 +536,7 @@ class Session:
 
     def evict(self, why: str) -> None:
         """Let go of a consumer that does not keep up; the log keeps what it missed."""
-        if not self._closed:
+        if not self._is_leaving:
             self.hub.counts.evicted += 1
             self.hub.system.audit("evicted", agent=self.who.agent, reason=why)
             logger.warning("a slow consumer was evicted (%s): %s", self.who.agent, why)
@@ -552,8 +566,9 @@ class Session:
         self, code: int = GOING_AWAY, reason: str = "the broker is closing", *, abort: bool = False
     ) -> None:
         """End the connection from this side."""
-        if self._closed:
+        if self._closed or self._is_leaving:
             return
+        self._is_leaving = True
         if not abort:
             if code == GOING_AWAY:
                 self.fail(Closed(reason), fatal=True)

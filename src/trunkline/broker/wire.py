@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 PATHS = ("/", "/ws")
 _HIGH_WATER_BYTES = 64 * 1024
 _READ_BYTES = 4096
+_READ_MAX_BYTES = 256 * 1024  # at once: what was read is handled before reading can be held up
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -239,6 +240,9 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
             self._names = names_of(transport)
             super().connection_made(transport)
 
+        def get_buffer(self, size_hint: int) -> memoryview:
+            return memoryview(super().get_buffer(size_hint))[:_READ_MAX_BYTES]
+
         def buffer_updated(self, nbytes: int) -> None:
             super().buffer_updated(nbytes)
             transport = self.transport
@@ -250,7 +254,7 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
         def data_received(self, data: bytes) -> None:
             """The request that uvicorn has read already."""
             while data:
-                room = memoryview(self.get_buffer(len(data)))
+                room = self.get_buffer(len(data))
                 count = min(len(room), len(data))
                 room[:count] = data[:count]
                 data = data[count:]

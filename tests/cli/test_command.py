@@ -332,3 +332,14 @@ def test_the_examples_of_the_manual_work(run: Run) -> None:
             failed.append(f"{line}: {done.code} {done.err}")
 
     assert failed == []
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "1>&- 2>&-"])
+def test_a_closed_stream_is_no_stream_to_fail_on(run: Run, home: Path, closed: str) -> None:
+    run("pub", "t", stdin=lines(2))
+
+    for words, code in (("tail t", 0), ("pub t 3", 0), ("get t 9", 3), ("pub t - </dev/null", 0)):
+        command = f"{shlex.join(PROGRAM)} {words} {closed}"
+        done = subprocess.run(command, shell=True, cwd=home, env=ENV, capture_output=True)
+        assert (done.returncode, b"Traceback" in done.stderr) == (code, False)
+    assert [row["payload"] for row in run("get", "t", "1:").rows] == [{"n": 1}, {"n": 2}, 3]

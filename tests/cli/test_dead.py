@@ -97,6 +97,12 @@ def test_redrive_takes_letters_by_number(run: Run) -> None:
     assert (missing.code, "no open letter 2 99" in missing.err) == (3, True)
 
 
+@pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf", "x"])
+def test_a_rate_is_above_nothing(run: Run, rate: str) -> None:
+    assert run("dlq", "redrive", "t", "--rate", rate).code == 4
+    assert open_letters(run) == [1, 2, 3, 4]
+
+
 def test_what_came_back_too_often_is_left_alone(run: Run) -> None:
     run("dlq", "redrive", "t", "1")
     reject("t", "g", 1)
@@ -118,6 +124,10 @@ def test_drop_shows_then_asks_then_closes(run: Run) -> None:
     assert shown.out.endswith("4 would be dropped\n")
     assert refused.code == 4
     assert open_letters(run) == [2, 4]
+    asked = run("dlq", "drop", "t", "--group", "g", "--where", "payload.n = 2").err
+    assert "drop all open letters of t that g gave up where payload.n = 2?" in asked
+    (dropped,) = run("dlq", "drop", "t", "2", "--yes", "--json").rows
+    assert (dropped["letter"], dropped["open"]) == (2, False)
     assert run("sub", "t", "--group", "g", "--wait", "0.2").rows == []
 
 

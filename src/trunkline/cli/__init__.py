@@ -153,6 +153,7 @@ def _verb(argv: Sequence[str]) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
+    _fill_streams()
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     try:
@@ -178,6 +179,14 @@ def _said(error: errors.TrunklineError | OSError) -> str:
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
     return " ".join(text.split())
+
+
+def _fill_streams() -> None:
+    """Who closed a stream wants nothing of it; and no file of ours may get its number."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+            setattr(sys, name, os.fdopen(null, "w" if fd else "r", encoding="utf-8"))
 
 
 def _leave_pipe() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -42,11 +43,18 @@ def register(commands: Commands[Any]) -> None:
         )
         _add_choice(parser)
         parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
-    redrive.add_argument("--rate", type=float, help="at most so many a second")
+    redrive.add_argument("--rate", type=_rate, help="at most so many a second")
     redrive.add_argument(
         "--max-redrives", type=at_least(0), help="leave alone what came back so often"
     )
     drop.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"not a number above 0: {text!r}")
+    return value
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +161,7 @@ def run_redrive(args: argparse.Namespace) -> int:
                     done.add(letter.offset)
                     refused += bool(outcome.refused)
                     row = _row(letter) | {"refused": outcome.refused, "dry_run": args.dry_run}
+                    row["open"] = args.dry_run or bool(outcome.refused)
                     out.row(row, _said(letter, outcome.refused, "redriven", args))
         _check_all(args, done)
         out.say(_sum(args, len(done) - refused, refused, "redriven"))
@@ -167,7 +176,10 @@ def run_drop(args: argparse.Namespace) -> int:
         done: set[int] = set()
         async with _desks(args, args.topic) as desks:
             which = " ".join(map(str, args.letters)) or "all open letters"
-            if not args.dry_run and not confirm(args, f"drop {which} of {args.topic}?"):
+            which += f" of {args.topic}"
+            which += f" that {args.group} gave up" if args.group is not None else ""
+            which += f" where {args.where}" if args.where is not None else ""
+            if not args.dry_run and not confirm(args, f"drop {clean(which)}?"):
                 return ERROR
             for desk in desks:
                 async for letter in desk.drop(
@@ -177,7 +189,7 @@ def run_drop(args: argparse.Namespace) -> int:
                     dry_run=args.dry_run,
                 ):
                     done.add(letter.offset)
-                    row = _row(letter) | {"dry_run": args.dry_run}
+                    row = _row(letter) | {"open": args.dry_run, "dry_run": args.dry_run}
                     out.row(row, _said(letter, "", "dropped", args))
         _check_all(args, done)
         out.say(_sum(args, len(done), 0, "dropped"))
@@ -188,8 +200,9 @@ def run_drop(args: argparse.Namespace) -> int:
 
 def _said(letter: Letter, refused: str, what: str, args: argparse.Namespace) -> str:
     place = f"letter {letter.offset}: {letter.topic}/{letter.partition}@{letter.origin}"
-    verb = f"not {what}: {refused}" if refused else what
-    return clean(f"{place} of {letter.group} {'would be ' if args.dry_run else ''}{verb}")
+    verb = f"would be {what}" if args.dry_run else what
+    verb = f"is left alone: {refused}" if refused else verb
+    return clean(f"{place} of {letter.group} {verb}")
 
 
 def _sum(args: argparse.Namespace, count: int, refused: int, what: str) -> str:

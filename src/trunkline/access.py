@@ -79,6 +79,21 @@ def may(who: Principal, action: Action, topic: str, group: str = "") -> bool:
     """``topic`` may be a pattern for ``subscribe``: then everything it can match must be allowed.
     With admin over everything it always is.
     """
+    inside = _below_system(topic)
+    return _allowed(who, action, topic, group) and (
+        inside is None or _allowed(who, action, inside, group)
+    )
+
+
+def _below_system(topic: str) -> str | None:
+    """The part of a pattern that lies below ``system``, if it reaches there without naming it."""
+    first, _, rest = topic.partition(".")
+    if first == ">":
+        return SYSTEM_PREFIX + ">"
+    return SYSTEM_PREFIX + rest if first == "*" and rest else None
+
+
+def _allowed(who: Principal, action: Action, topic: str, group: str) -> bool:
     allowed = False
     for grant in who.grants:
         if action not in grant.actions and "admin" not in grant.actions:
@@ -108,7 +123,7 @@ def is_admin(who: Principal) -> bool:
 
 
 def _is_all(grant: Grant) -> bool:
-    return "admin" in grant.actions and not grant.deny and "system.>" in grant.topics
+    return "admin" in grant.actions and set(EVERYTHING.topics) <= {*grant.topics}
 
 
 def _special(topic: str) -> bool:
@@ -117,9 +132,9 @@ def _special(topic: str) -> bool:
 
 def _covers(pattern: str, topic: str) -> bool:
     """Whether everything that ``topic`` matches is matched by ``pattern``."""
+    if _special(topic) and not _names(pattern, topic):
+        return False
     if not is_pattern(topic):
-        if _special(topic) and not _names(pattern, topic):
-            return False
         return matches(pattern, topic)
     want, have = topic.split("."), pattern.split(".")
     for index, token in enumerate(have):

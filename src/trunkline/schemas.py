@@ -48,7 +48,8 @@ class Registry:
 
     async def refresh(self) -> None:
         first, end = await self._bus.store.bounds(TOPIC, 0)
-        self._next = max(self._next, first)
+        if not first <= self._next <= end:  # trimmed, or made anew
+            self._next = first
         while self._next < end:
             for record in await self._bus.read(TOPIC, self._next):
                 self._next = record.offset + 1

@@ -86,6 +86,7 @@ FRAMES: tuple[tuple[dict[str, Any], set[str]], ...] = (
         {"read-only", "consumer", "manager", "admin"},
     ),
     ({"type": "CALL", "op": "define", "args": {"topic": "orders"}}, {"manager", "admin"}),
+    ({"type": "CALL", "op": "define", "args": {"topic": "system.access"}}, set()),
     ({"type": "CALL", "op": "letters", "args": {"topic": "orders"}}, {"admin"}),
     ({"type": "CALL", "op": "redrive", "args": {"topic": "orders"}}, {"manager", "admin"}),
     ({"type": "CALL", "op": "drop", "args": {"topic": "orders"}}, {"manager", "admin"}),
@@ -142,6 +143,8 @@ ROUTES: tuple[tuple[str, str, Any, set[str]], ...] = (
     ("GET", "/readyz", None, set(EVERYBODY)),
     ("GET", "/openapi.json", None, set(EVERYBODY)),
     ("GET", "/asyncapi.json", None, set(EVERYBODY)),
+    ("POST", "/topics", {"topic": "system.access"}, set()),
+    ("DELETE", "/topics/system.access", None, set()),
     ("DELETE", "/topics/orders/groups/billing", None, {"manager", "admin"}),
     ("DELETE", "/topics/orders", None, {"manager", "admin"}),
 )
@@ -219,6 +222,12 @@ async def test_a_listing_shows_what_one_may_see(
         async with httpx.AsyncClient(base_url=base, headers=headers, trust_env=False) as http:
             topics = (await http.get("/topics")).json()["topics"]
             seen[agent] = {topic["topic"] for topic in topics}
+    page = broker.url.replace("ws", "http", 1) + "/asyncapi.json"
+    for agent, sees in (("none", False), ("publisher", False), ("read-only", True)):
+        shown = {"authorization": f"Bearer {tokens[agent]}"} if tokens[agent] else {}
+        async with httpx.AsyncClient(headers=shown, trust_env=False) as http:
+            found = await http.get(page)
+        assert ("orders" in found.json()["channels"]) is sees
     assert seen["read-only"] == {"orders"}
     assert seen["other-topic"] == {"refunds.eu"}
     assert seen["publisher"] == set()
@@ -294,6 +303,18 @@ async def test_a_topics_own_list_is_needed_too(
         assert (await one.subscribe("orders", "billing"))["code"] == "denied"
     async with peer(broker.url, tokens["other-group"]) as one:
         assert (await one.subscribe("orders", "audit"))["type"] == "OK"
+    text, _ = await broker.hub.rights.create("consumer", [Grant(("subscribe",), ("*",))])
+    async with peer(broker.url, text) as one:
+        assert (await one.subscribe("*", "billing"))["code"] == "denied", "nor by a pattern"
+        assert (await one.subscribe("refunds", "billing"))["type"] == "OK"
+
+
+async def test_who_may_follow_everything_does_not_see_tokens(broker: Broker) -> None:
+    text, _ = await broker.hub.rights.create("all", [Grant(("subscribe", "read"), (">",))])
+    async with peer(broker.url, text) as one:
+        for topic in (">", "*.*", "system.access", "*.access"):
+            assert (await one.subscribe(topic, "g"))["code"] == "denied"
+        assert (await one.subscribe("orders.>", "g"))["type"] == "OK"
 
 
 async def test_the_python_client_says_that_it_was_denied(

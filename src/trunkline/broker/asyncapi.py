@@ -1,14 +1,17 @@
-"""The AsyncAPI page: every frame with its JSON Schema, and the topics that have one."""
+"""The AsyncAPI page: every frame with its JSON Schema, and the topics that have one and that the
+reader may read.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from trunkline import __version__, frames
 from trunkline.broker.options import BrokerOptions
-from trunkline.schemas import Registry
+from trunkline.schemas import Schema
 
 _ASKED = (
     *(frames.Auth, frames.Publish, frames.Subscribe, frames.Unsubscribe, frames.Ack, frames.Nack),
@@ -17,7 +20,7 @@ _ASKED = (
 _TOLD = (frames.Published, frames.Message, frames.Ok, frames.Failure, frames.Pong)
 
 
-def document(registry: Registry, options: BrokerOptions) -> dict[str, Any]:
+def document(schemas: Iterable[Schema], options: BrokerOptions) -> dict[str, Any]:
     found, parts = msgspec.json.schema_components(
         [*_ASKED, *_TOLD], ref_template="#/components/schemas/{name}", schema_hook=_hook
     )
@@ -31,11 +34,10 @@ def document(registry: Registry, options: BrokerOptions) -> dict[str, Any]:
             "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
         }
     }
-    for topic in registry.topics():
-        current = registry.current(topic)
-        channels[topic] = {
-            "address": topic,
-            "messages": {"event": {"payload": current.schema, "name": f"v{current.version}"}},
+    for one in schemas:
+        channels[one.topic] = {
+            "address": one.topic,
+            "messages": {"event": {"payload": one.schema, "name": f"v{one.version}"}},
         }
     return {
         "asyncapi": "3.0.0",

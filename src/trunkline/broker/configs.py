@@ -15,6 +15,7 @@ from trunkline.buses.local import LocalBus
 from trunkline.errors import InvalidOption
 from trunkline.event import Event
 from trunkline.options import GroupOptions
+from trunkline.topics import is_pattern, matches
 
 TOPIC = "system.topics"
 
@@ -39,7 +40,8 @@ class Configs:
 
     async def refresh(self) -> bool:
         first, end = await self._bus.store.bounds(TOPIC, 0)
-        self._next = max(self._next, first)
+        if not first <= self._next <= end:  # trimmed, or made anew
+            self._next = first
         changed = False
         while self._next < end:
             for record in await self._bus.read(TOPIC, self._next):
@@ -63,13 +65,11 @@ class Configs:
         return self._known.get(topic) or Config(topic)
 
     def may(self, agent: str, action: str, topic: str) -> bool:
-        config = self._known.get(topic)
-        if config is None:
-            return True
-        listed = config.publish_acl if action == "publish" else config.subscribe_acl
-        if listed is None or action not in ("publish", "subscribe", "read"):
-            return True
-        return f"!{agent}" not in listed and (agent in listed or "*" in listed)
+        if is_pattern(topic):
+            found = [config for config in self._known.values() if matches(topic, config.topic)]
+        else:
+            found = [self.get(topic)]
+        return all(_lists(config, agent, action) for config in found)
 
     def policy(self, topic: str, ack_timeout_s: float | None) -> GroupOptions | None:
         """The policy of a group that is made without one; None for the default."""
@@ -82,6 +82,13 @@ class Configs:
         if config.max_attempts is not None:
             values["max_retries"] = config.max_attempts - 1
         return GroupOptions(**values) if values else None
+
+
+def _lists(config: Config, agent: str, action: str) -> bool:
+    listed = config.publish_acl if action == "publish" else config.subscribe_acl
+    if listed is None or action not in ("publish", "subscribe", "read"):
+        return True
+    return f"!{agent}" not in listed and (agent in listed or "*" in listed)
 
 
 def config_of(values: dict[str, Any]) -> Config:

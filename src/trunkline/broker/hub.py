@@ -130,8 +130,7 @@ class Hub:
         """
         if not self.is_open:
             raise Closed("the broker is closing", hint="connect again")
-        if topic in RESERVED:
-            raise Denied("access denied", actor=who.agent, action="publish", topic=topic)
+        self.refuse_reserved(who, topic)
         if self.rights.is_on or any(event.headers for event in events):
             events = [self._stamped(event, who) for event in events]
         self.registry.check(topic, events)
@@ -162,6 +161,11 @@ class Hub:
         if not self.allows(who, action, topic, group):
             self.denied(who, action, topic, group)
             raise Denied("access denied", actor=who.agent, action=action, topic=topic)
+
+    def refuse_reserved(self, who: Principal, topic: str) -> None:
+        """What the broker keeps for itself is written by its own commands, whoever asks."""
+        if topic in RESERVED:
+            raise Denied("access denied", actor=who.agent, topic=topic)
 
     async def _publish(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
         done = asyncio.get_running_loop().create_future()

@@ -14,7 +14,9 @@ async def show_openapi(ask: Ask) -> Response:
 
 
 async def show_asyncapi(ask: Ask) -> Response:
-    return reply(asyncapi.document(ask.hub.registry, ask.hub.options))
+    registry = ask.hub.registry
+    topics = [name for name in registry.topics() if ask.hub.allows(ask.who, "read", name)]
+    return reply(asyncapi.document(map(registry.current, topics), ask.hub.options))
 
 
 _FROM = parameter("from", "an offset, earliest, latest, or a time in ISO 8601")

@@ -48,9 +48,11 @@ class BrokerOptions(Options, frozen=True):
     schemas: bool = True
 
 
+_CLIENT = ("ws:", "wss:")
+
 # The older names are those of the Node.js service whose clients this broker speaks to.
 ENVIRONMENT: dict[str, tuple[str, ...]] = {
-    "url": ("TRUNKLINE_URL",),
+    "url": ("TRUNKLINE_URL", "BUS_URL"),
     "host": ("TRUNKLINE_HOST", "BUS_HOST"),
     "port": ("TRUNKLINE_PORT", "BUS_PORT"),
     "ack_timeout_s": ("TRUNKLINE_ACK_TIMEOUT_MS", "BUS_ACK_TIMEOUT_MS"),
@@ -66,7 +68,14 @@ def gather(
     values = _from_file(file or environ.get("TRUNKLINE_CONFIG"))
     values |= _from_environment(environ)
     values |= {name: value for name, value in flags.items() if value is not None}
-    return make(BrokerOptions, values)
+    options = make(BrokerOptions, values)
+    if options.url.startswith(_CLIENT):
+        raise InvalidOption(
+            f"{options.url} is a broker; a broker serves a bus",
+            name="url",
+            hint="for example --url file:.bus",
+        )
+    return options
 
 
 def _from_file(path: str | None) -> dict[str, Any]:
@@ -87,8 +96,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for option, names in ENVIRONMENT.items():
         name = next((name for name in names if environ.get(name)), None)
-        if name is None:
-            continue
+        if name is None or (option == "url" and environ[name].startswith(_CLIENT)):
+            continue  # not said, or said to the clients of this machine
         text = environ[name]
         if option in ("url", "host"):
             values[option] = text

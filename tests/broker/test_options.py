@@ -1,0 +1,92 @@
+"""Where a broker is told what to do: a flag, the environment, a file, else the default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trunkline.broker.options import BrokerOptions, gather
+from trunkline.errors import InvalidOption
+
+FILE = """
+[broker]
+url = "file:of-file"
+port = 1
+max_inflight = 1
+ack_timeout_s = 1.0
+origins = ["https://a.example"]
+"""
+OLD = {
+    "BUS_URL": "file:old",
+    "BUS_PORT": "2",
+    "BUS_MAX_INFLIGHT": "2",
+    "BUS_ACK_TIMEOUT_MS": "2000",
+}
+NEW = {
+    "TRUNKLINE_URL": "file:new",
+    "TRUNKLINE_PORT": "3",
+    "TRUNKLINE_MAX_INFLIGHT": "3",
+    "TRUNKLINE_ACK_TIMEOUT_MS": "3000",
+}
+FLAGS = {"url": "file:flag", "port": 4, "max_inflight": 4, "ack_timeout_s": 4.0}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "broker.toml"
+    path.write_text(FILE, "utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "wanted"),
+    [
+        (FLAGS, OLD | NEW, ("file:flag", 4, 4, 4.0)),
+        ({}, OLD | NEW, ("file:new", 3, 3, 3.0)),
+        ({}, OLD, ("file:old", 2, 2, 2.0)),
+        ({"port": None}, {"BUS_PORT": ""}, ("file:of-file", 1, 1, 1.0)),
+        ({"port": 0}, {}, ("file:of-file", 0, 1, 1.0)),
+    ],
+)
+def test_a_flag_comes_before_the_environment_and_that_before_the_file(
+    file: str, flags: dict[str, Any], environ: dict[str, str], wanted: tuple[Any, ...]
+) -> None:
+    for found in (
+        gather(flags, environ, file),
+        gather(flags, environ | {"TRUNKLINE_CONFIG": file}),
+    ):
+        assert (found.url, found.port, found.max_inflight, found.ack_timeout_s) == wanted
+        assert found.origins == ("https://a.example",)
+
+
+def test_without_any_there_are_defaults() -> None:
+    assert gather({}, {}) == BrokerOptions()
+
+
+def test_an_address_for_clients_is_not_the_bus_to_serve() -> None:
+    for name in ("TRUNKLINE_URL", "BUS_URL"):
+        assert gather({}, {name: "ws://127.0.0.1:7070"}).url == "file:.bus"
+    with pytest.raises(InvalidOption, match="a broker serves a bus"):
+        gather({"url": "ws://127.0.0.1:7070"}, {})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"BUS_PORT": "x"}, {"BUS_PORT": "70000"}, {"BUS_ACK_TIMEOUT_MS": "0"}, {"BUS_PORT": "-1"}],
+    ids=str,
+)
+def test_what_is_no_value_is_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(InvalidOption):
+        gather({}, environ)
+
+
+@pytest.mark.parametrize(
+    "text", ["broker = 1", "[broker]\nprot = 1", "[broker\n", "[broker]\nport='x'"]
+)
+def test_a_file_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(InvalidOption):
+        gather({}, {}, str(path))

@@ -33,9 +33,17 @@ class Extent(NamedTuple):
         return not self.is_last and self.segment.seal is not None and self.segment.holes
 
 
-def list_extents(reader: PartitionReader, head: Head) -> list[Extent]:
-    """What can be read, in order. Offsets between two extents are in no readable file."""
+def list_extents(reader: PartitionReader, head: Head, since: int = 0) -> list[Extent]:
+    """What can be read, in order. Offsets between two extents are in no readable file. Files that
+    end before ``since`` are not looked at, so that the end of a long log costs no more than a
+    short one.
+    """
     segments = [s for s in reader.files() if s.number <= head.segment]
+    for at in range(len(segments) - 1, 0, -1) if since else ():
+        first = None if segments[at].bad else segments[at].first
+        if first is not None and first <= since:
+            segments = segments[at:]
+            break
     found: list[Extent] = []
     for at, segment in enumerate(segments):
         if segment.bad or segment.first is None:

@@ -136,7 +136,7 @@ class _Scan:
         cursor = check_bounds(span, head, self._options)
         for attempt in range(5):
             try:
-                for extent in list_extents(self._reader, head):
+                for extent in list_extents(self._reader, head, cursor):
                     low, high = max(cursor, extent.first), min(span.end, extent.after)
                     if low >= high:
                         continue

@@ -20,7 +20,7 @@ help:
 	@echo "make bench   one table of measurements            (ONLY=name runs one line)"
 	@echo "make prove   the long proofs"
 	@echo "make docs    check that the docs say what the code does"
-	@echo "make tools   install strace, which the power-loss tests need"
+	@echo "make tools   install strace, for the power-loss tests, and a browser, for the report"
 	@echo "make clean   remove what the other targets made, except $(VENV)"
 
 $(READY): pyproject.toml constraints.txt
@@ -51,11 +51,15 @@ prove: $(READY)
 docs: $(READY)
 	$(BIN)/python -m pytest tests/repo/test_docs.py $(ARGS)
 
+INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends
+BROWSER := command -v chromium-headless-shell || command -v chromium || command -v google-chrome
+
 tools:
 	@command -v strace >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null; } || \
 	  { echo "strace is missing: install it with your package manager" >&2; exit 1; }
-	@command -v strace >/dev/null || \
-	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends strace; }
+	@command -v strace >/dev/null || { apt-get update -qq && $(INSTALL) strace; }
+	@{ $(BROWSER); } >/dev/null || { apt-get update -qq && $(INSTALL) chromium-headless-shell; } || \
+	  echo "there is no browser: the report is checked without one" >&2
 
 clean:
 	rm -rf build dist .bus .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -6,6 +6,7 @@ import argparse
 import code
 import json
 import os
+import re
 import runpy
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from trunkline.cli import OK, branch, leaf
 from trunkline.cli.places import bus_url
+from trunkline.errors import NotFound
 
 
 def register(commands: argparse._SubParsersAction[Any]) -> None:
@@ -36,11 +38,8 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     up.add_argument("--folder", default=".spark", help="logs and scratch space")
 
 
-def _session(master: str) -> Any:
-    settings = {}
-    if not master.startswith("local"):
-        settings = import_module("trunkline.spark.cluster").cluster_settings()
-    return import_module("trunkline.spark.start").session(master=master, config=settings)
+def _session(args: argparse.Namespace) -> Any:
+    return import_module("trunkline.spark.cluster").open_session(args.master)
 
 
 def _shell(args: argparse.Namespace) -> int:
@@ -49,20 +48,25 @@ def _shell(args: argparse.Namespace) -> int:
     catalog = extents.Catalog(import_module("trunkline.spark.choice").folder_of({"url": url}))
     topics = catalog.topics()
     catalog.close()
-    spark = _session(args.master)
-    views = {}
+    spark = _session(args)
+    names: dict[str, Any] = {}
     for topic in topics:
-        name = topic.replace(".", "_").replace("-", "_")
-        df = spark.read.format("trunkline").options(url=url, subscribe=topic).load()
-        df.createOrReplaceTempView(name)
-        views[name] = df
-    said = f"spark is a session; views: {', '.join(views) or 'none'}"
-    code.interact(banner=said, local={"spark": spark, "sql": spark.sql, **views}, exitmsg="")
+        name = re.sub(r"\W|^(?=\d)", "_", topic)
+        names[name] = spark.read.format("trunkline").options(url=url, subscribe=topic).load()
+        names[name].createOrReplaceTempView(name)
+    banner = f"spark is a session; views: {', '.join(names) or 'none'}"
+    names = {"__name__": "__main__", "spark": spark, "sql": spark.sql, **names}
+    if sys.stdin.isatty():
+        code.interact(banner, local=names, exitmsg="")
+    else:  # a program that was piped in
+        exec(compile(sys.stdin.read(), "<stdin>", "exec"), names)
     return OK
 
 
 def _submit(args: argparse.Namespace) -> int:
-    spark = _session(args.master)
+    if not os.path.isfile(args.file):
+        raise NotFound(f"there is no file {args.file}")
+    spark = _session(args)
     sys.argv = [args.file, *args.arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(args.file)))
     runpy.run_path(args.file, {"spark": spark}, run_name="__main__")

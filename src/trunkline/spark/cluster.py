@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import msgspec
 
-from trunkline.errors import StorageError, TrunklineError
-from trunkline.spark.start import prepare_environment
+from trunkline.errors import InvalidOption, StorageError, TrunklineError
+from trunkline.spark.start import prepare_environment, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOCAL = re.compile(r"local(\[(\*|[1-9]\d*)(\s*,\s*[1-9]\d*)?\])?")
+_STANDALONE = re.compile(r"spark://([^:/,\s]+:\d+)(,[^:/,\s]+:\d+)*")
 
 
 @dataclass
@@ -95,7 +105,13 @@ class Cluster:
         prepare_environment()
         os.makedirs(self.folder, exist_ok=True)
         home = os.path.dirname(pyspark.__file__)
-        environment = {**os.environ, "SPARK_HOME": home, "SPARK_DAEMON_MEMORY": "384m"}
+        # A port that is taken is an error: nobody would look for the cluster at the next one.
+        environment = {
+            **os.environ,
+            "SPARK_HOME": home,
+            "SPARK_DAEMON_MEMORY": "384m",
+            "SPARK_DAEMON_JAVA_OPTS": "-Dspark.port.maxRetries=0",
+        }
         try:
             with open(os.path.join(self.folder, f"{name}.log"), "ab") as log:
                 process = subprocess.Popen(
@@ -132,13 +148,43 @@ class Cluster:
                 state = msgspec.json.decode(answer.read())
         except (URLError, OSError, msgspec.DecodeError):
             return -1
+        if state.get("url") != self.url:
+            return -1
         return sum(one.get("state") == "ALIVE" for one in state.get("workers", []))
 
 
-def cluster_settings() -> dict[str, str]:
-    """What a session on a cluster needs besides its address: executors that find this package."""
-    import sys
+def open_session(master: str, app: str = "trunkline") -> SparkSession:
+    """A session on a Spark of this machine (``local[*]``) or on a cluster. What is wrong with the
+    address is said at once; Spark itself would try for minutes.
+    """
+    if _LOCAL.fullmatch(master):
+        return session(app, master=master)
+    if _STANDALONE.fullmatch(master):
+        _check_answers(master)
+    elif not master.startswith(("k8s://", "yarn")):
+        raise InvalidOption(f"{master!r} is no Spark", hint="local[*], local[2], spark://host:port")
+    return session(app, master=master, config=cluster_settings())
 
+
+def _check_answers(master: str) -> None:
+    problem: OSError | None = None
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), timeout=5):
+                return
+        except (OSError, OverflowError) as error:
+            problem = error if isinstance(error, OSError) else OSError(str(error))
+    raise TrunklineError(
+        f"no Spark answers at {master}: {problem and (problem.strerror or problem)}",
+        hint="'trunkline spark cluster up' starts one",
+    )
+
+
+def cluster_settings() -> dict[str, str]:
+    """What a session on a cluster needs besides its address: executors that find this package, and
+    run it with this Python.
+    """
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return {
         "spark.executorEnv.PYTHONPATH": here,

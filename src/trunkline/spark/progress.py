@@ -1,4 +1,4 @@
-"""A bar for what Spark is doing: tasks done of all there are, rows and lag of streams."""
+"""A bar for what Spark is doing: stages, tasks and rows of jobs, rates and lag of streams."""
 
 from __future__ import annotations
 
@@ -7,24 +7,53 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def tasks_now(spark: SparkSession) -> tuple[int, int]:
-    """``(done, all)`` over the stages of the jobs that run now."""
-    tracker = spark.sparkContext.statusTracker()
-    done = total = 0
-    for job in tracker.getActiveJobsIds():
-        about = tracker.getJobInfo(job)
-        for stage in about.stageIds if about else []:
-            state = tracker.getStageInfo(stage)
-            if state is not None:
-                done += state.numCompletedTasks
-                total += state.numTasks
-    return done, total
+class Seen(NamedTuple):
+    """What is going on: ``stages`` that run, their tasks, and what streams say of themselves."""
+
+    stages: int
+    done: int
+    tasks: int
+    text: str
+
+
+class Watch:
+    """Looks at what a session does, from now on."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._store = spark.sparkContext._jsc.sc().statusStore()
+        self._rows: dict[int, int] = {}
+        self._began = perf_counter()
+
+    def look(self) -> Seen:
+        stages = done = tasks = 0
+        running = self._store.activeStages().iterator()
+        while running.hasNext():
+            stage = running.next()
+            stages += 1
+            done += stage.numCompleteTasks()
+            tasks += stage.numTasks()
+            self._rows[stage.stageId()] = stage.inputRecords()
+        words = [f"{stages} stage{'s' * (stages > 1)}"] if stages else []
+        said = [stream_said(q.lastProgress) for q in self._spark.streams.active if q.lastProgress]
+        return Seen(stages, done, tasks, ", ".join(words + (said or self._rate())))
+
+    def _rate(self) -> list[str]:
+        rows = sum(self._rows.values())
+        return [f"{rows / (perf_counter() - self._began):,.0f} rows/s"] if rows else []
+
+
+def stream_said(progress: Any) -> str:
+    """The rate and the lag of a stream, by its last progress."""
+    rate = progress["processedRowsPerSecond"] or 0
+    return f"{rate:,.0f} rows/s, {stream_lag(progress):,} behind"
 
 
 def stream_lag(progress: Any) -> int:
@@ -45,39 +74,35 @@ def stream_lag(progress: Any) -> int:
 def show_progress(spark: SparkSession, label: str, *, enabled: bool = True) -> Iterator[None]:
     """Draw a bar on stderr while the body runs, if someone is there to see it."""
     try:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
+        from rich import progress as rich
+        from rich.console import Console
     except ImportError:
         enabled = False
     if not (enabled and sys.stderr.isatty()):
         yield
         return
-    from rich.console import Console
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (
+        rich.TextColumn("{task.description:14}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TextColumn("tasks"),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("{task.fields[said]}"),
+    )
     ended = threading.Event()
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
-        line = bar.add_task(label, total=None)
+    # What was done is printed as a line; the bar itself leaves no trace.
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        line = bar.add_task(label, total=None, said="")
+        watch = Watch(spark)
 
-        def watch() -> None:
-            while not ended.wait(0.25):
-                done, total = tasks_now(spark)
-                rates = [
-                    f"{q.lastProgress['processedRowsPerSecond']:,.0f} rows/s, "
-                    f"{stream_lag(q.lastProgress):,} behind"
-                    for q in spark.streams.active
-                    if q.lastProgress
-                ]
-                bar.update(
-                    line, completed=done, total=total or None, description=" ".join([label, *rates])
-                )
+        def draw() -> None:
+            # A session that ends takes its status with it; whoever runs the body is told why.
+            with contextlib.suppress(Exception):
+                while not ended.wait(0.25):
+                    seen = watch.look()
+                    bar.update(line, completed=seen.done, total=seen.tasks or None, said=seen.text)
 
-        thread = threading.Thread(target=watch, daemon=True)
+        thread = threading.Thread(target=draw, daemon=True)
         thread.start()
         try:
             yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -189,11 +189,10 @@ class Listener(WSListener):
         transport.disconnect()
 
 
-def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
-    """The class that uvicorn hands upgrades to."""
-    options = hub.options
-    log = logging.getLogger("trunkline.broker.picows")
-    log.setLevel(logging.CRITICAL)  # what a client does wrong is told to the client
+def _answering(
+    hub: Hub, gate: Gate, ops: dict[str, Op]
+) -> Callable[[frozenset[str], WSUpgradeRequest], Any]:
+    """What an upgrade is answered with."""
 
     def answer(names: frozenset[str], request: WSUpgradeRequest) -> Any:
         refused = gate.refuses(request.headers)
@@ -201,7 +200,7 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
             return _refusal(*refused)
         if request.path.decode("latin-1").partition("?")[0] not in PATHS:
             return _refusal(404, "connect to /")
-        if len(hub.sessions) >= options.connections or not hub.is_open:
+        if len(hub.sessions) >= hub.options.connections or not hub.is_open:
             return _refusal(503, "no room for another connection")
         who, is_wrong = gate.principal(request.headers, names)
         if is_wrong:
@@ -215,6 +214,16 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
         return WSUpgradeResponseWithListener(
             WSUpgradeResponse.create_101_response(extra_headers=extra), listener
         )
+
+    return answer
+
+
+def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
+    """The class that uvicorn hands upgrades to."""
+    options = hub.options
+    log = logging.getLogger("trunkline.broker.picows")
+    log.setLevel(logging.CRITICAL)  # what a client does wrong is told to the client
+    answer = _answering(hub, gate, ops)
 
     class Protocol(WSProtocol):  # type: ignore[misc]
         def __init__(self, **_: Any) -> None:

@@ -45,6 +45,14 @@ def test_the_note_goes_with_its_transaction(inbox: Inbox, engine: Any) -> None:
         assert not inbox.first_time(connection, "billing", event)
 
 
+def test_an_id_may_be_longer_than_a_column(inbox: Inbox, engine: Any) -> None:
+    ids = ["x" * 1000 + "a", "x" * 1000 + "b", "x" * 1000 + "a"]
+    with engine.begin() as connection:
+        assert [inbox.first_time(connection, "g", id_) for id_ in ids] == [True, True, False]
+        kept = connection.execute(sa.select(inbox.table.c.event_id)).scalars().all()
+    assert max(map(len, kept)) <= 200
+
+
 def test_old_notes_are_forgotten(inbox: Inbox, engine: Any) -> None:
     with engine.begin() as connection:
         inbox.first_time(connection, "billing", "e1")

@@ -13,6 +13,7 @@ it says so.
 
 from __future__ import annotations
 
+import hashlib
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -20,6 +21,9 @@ from typing import Any
 from trunkline.clock import Clock, SystemClock
 from trunkline.event import Event
 from trunkline.topics import check_group
+
+
+_ID_CHARS = 200
 
 
 class Inbox:
@@ -37,7 +41,7 @@ class Inbox:
             table,
             sa.MetaData(),
             sa.Column("consumer", sa.String(200), primary_key=True),
-            sa.Column("event_id", sa.String(200), primary_key=True),
+            sa.Column("event_id", sa.String(_ID_CHARS), primary_key=True),
             sa.Column("seen", sa.DateTime(timezone=True), nullable=False, index=True),
         )
 
@@ -50,6 +54,8 @@ class Inbox:
         transaction. Of two at once, one waits for the other's end and then knows.
         """
         name = event if isinstance(event, str) else event.id
+        if len(name) > _ID_CHARS:
+            name = "sha256:" + hashlib.sha256(name.encode()).hexdigest()
         values = {"consumer": check_group(group), "event_id": name, "seen": self._clock.now()}
         dialect = connection.dialect.name
         if dialect in ("sqlite", "postgresql"):

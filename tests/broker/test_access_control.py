@@ -274,6 +274,25 @@ async def test_rights_that_are_revoked_reach_open_connections(broker: Broker) ->
         await asyncio.wait_for(one.socket.wait_closed(), 10)
 
 
+async def test_rights_that_are_revoked_end_a_tail(broker: Broker) -> None:
+    rights = broker.hub.rights
+    await broker.hub.bus.publish("orders", 1)
+    text, token = await rights.create("shortly", [Grant(("read",), ("orders",))])
+    base = broker.url.replace("ws", "http", 1)
+    headers = {"authorization": f"Bearer {text}"}
+    lines = []
+    async with (
+        httpx.AsyncClient(base_url=base, headers=headers, trust_env=False) as http,
+        http.stream("GET", "/topics/orders/tail?from=earliest") as answer,
+        asyncio.timeout(20),
+    ):
+        async for line in answer.aiter_lines():
+            lines.append(line)
+            if line.startswith("id: "):
+                await rights.revoke(token.id)
+    assert lines[-3:-1] == ["event: error", 'data: {"code":"denied"}']
+
+
 async def test_a_token_that_expires_ends_its_connection() -> None:
     clock = ManualClock()
     options = BrokerOptions(port=0, rights_s=0.05, metrics_s=0)

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("starlette")
 
-from trunkline.errors import OutOfRange, StorageError
+from trunkline.errors import Denied, OutOfRange, StorageError
 from trunkline.log.folder import Folder
 from trunkline.options import TopicOptions
 from trunkline.spark.choice import open_catalog, read_options, resolve
@@ -52,6 +52,16 @@ def root(tmp_path: Path) -> str:
         append(folder, events, start // 100 % 2)
     folder.close()
     return str(tmp_path / "bus")
+
+
+@pytest.fixture
+def token(root: str) -> str:
+    """One that may read the topic. The broker then lets in nobody who shows none."""
+    words = ["token", "create", "spark", "--read", TOPIC, "-q", "--url", f"file:{root}"]
+    made = subprocess.run(
+        [sys.executable, "-m", "trunkline.cli", *words], capture_output=True, text=True, check=True
+    )
+    return made.stdout.strip()
 
 
 @pytest.fixture
@@ -100,6 +110,14 @@ def test_times_and_bounds_mean_the_same(root: str, broker: str) -> None:
         assert places[0] == places[1]
     with pytest.raises(OutOfRange, match="has offsets 1 to"):
         list(scan(OffsetRange(TOPIC, 0, 1, 9999), options_for(broker)))
+
+
+def test_a_broker_that_asks_for_a_token_is_shown_it(token: str, broker: str) -> None:
+    span = OffsetRange(TOPIC, 0, 1, 11)
+    with pytest.raises(Denied, match="option token"):
+        list(scan(span, options_for(broker)))
+    shown = options_for(broker, ("offset",), token=token)
+    assert [b.column("offset").to_pylist() for b in scan(span, shown)] == [[*range(1, 11)]]
 
 
 def test_no_broker_is_said_in_one_line() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import trunkline
-from trunkline.errors import Reject
+from trunkline.errors import Closed, Reject
 from trunkline.event import Event
 from trunkline.requests import REPLIES, Refused, Requests, respond
 
@@ -66,3 +66,13 @@ async def test_nothing_is_left_of_who_asked(bus: Any) -> None:
         assert [key.topic for key in await bus.store.groups()] == [REPLIES]
     assert await bus.store.groups() == []
     assert (await bus.topics())[REPLIES].retain_unsettled is False
+
+
+async def test_when_answers_can_no_longer_come_nobody_waits_for_them(bus: Any) -> None:
+    async with Requests(bus) as requests:
+        asked = asyncio.ensure_future(requests.request("nobody", timeout_s=60))
+        while not await bus.read("nobody"):
+            await asyncio.sleep(0.01)
+        requests._replies._stream.fail(Closed("gone"))
+        with pytest.raises(Closed, match="gone"):
+            await asyncio.wait_for(asked, 30)

@@ -22,7 +22,6 @@ from trunkline.clock import Clock, SystemClock
 from trunkline.event import Event
 from trunkline.topics import check_group
 
-
 _ID_CHARS = 200
 
 

@@ -66,11 +66,16 @@ class Replies:
         return future
 
     async def _listen(self) -> None:
-        async for delivery in self._stream:
-            future = self._waiting.get(delivery.event.cause or "")
-            if future is not None and not future.done():
-                future.set_result(delivery.event)
-            await delivery.ack()
+        try:
+            async for delivery in self._stream:
+                future = self._waiting.get(delivery.event.cause or "")
+                if future is not None and not future.done():
+                    future.set_result(delivery.event)
+                await delivery.ack()
+        except TrunklineError as error:  # nothing more will come: let nobody wait for it
+            for future in list(self._waiting.values()):
+                if not future.done():
+                    future.set_exception(error)
 
 
 class Requests:

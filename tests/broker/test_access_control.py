@@ -384,6 +384,16 @@ class TestTheDoor:
                 pass
         assert caught.value.response.status_code == 421
 
+    @pytest.mark.parametrize("settings", [{"host": "127.8.8.8"}])
+    async def test_another_name_is_refused_on_every_address_of_this_machine(
+        self, broker: Broker
+    ) -> None:
+        base = f"http://127.8.8.8:{broker.port}"
+        rebound = {"host": "evil.example", "origin": "http://evil.example"}
+        async with httpx.AsyncClient(base_url=base, trust_env=False) as http:
+            assert (await http.get("/topics")).status_code == 200
+            assert (await http.get("/topics", headers=rebound)).status_code == 421
+
     async def test_another_path_is_not_there(self, broker: Broker) -> None:
         with pytest.raises(websockets.InvalidStatus) as caught:
             async with peer(broker.url + "/nothing"):

@@ -4,6 +4,7 @@ order; then the default.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
@@ -49,6 +50,17 @@ class BrokerOptions(Options, frozen=True):
 
 
 _CLIENT = ("ws:", "wss:")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
 
 # The older names are those of the Node.js service whose clients this broker speaks to.
 ENVIRONMENT: dict[str, tuple[str, ...]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import signal
 import socket
@@ -17,7 +16,7 @@ import uvicorn
 
 from trunkline.broker.calls import OPS
 from trunkline.broker.hub import Hub
-from trunkline.broker.options import BrokerOptions
+from trunkline.broker.options import BrokerOptions, is_loopback
 from trunkline.broker.wire import Gate, protocol_for
 from trunkline.buses import connect
 from trunkline.buses.local import LocalBus
@@ -186,22 +185,13 @@ def tls_context(options: BrokerOptions) -> ssl.SSLContext:
 
 def check_exposed(options: BrokerOptions, is_guarded: bool) -> None:
     """Refuse to let everybody on a network in."""
-    if is_guarded or options.tls_client_ca is not None or _is_loopback(options.host):
+    if is_guarded or options.tls_client_ca is not None or is_loopback(options.host):
         return
     raise InvalidOption(
         f"{options.host} can be reached from other machines, and nothing guards this broker",
         name="host",
         hint="make a token with 'trunkline token create', or bind to 127.0.0.1",
     )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _bound(options: BrokerOptions) -> socket.socket:

@@ -27,6 +27,7 @@ from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
 from trunkline.access import Principal
 from trunkline.broker.hub import Hub
+from trunkline.broker.options import is_loopback
 from trunkline.broker.session import Op, Session
 from trunkline.frames import CLOUDEVENTS, SUBPROTOCOL, SUBPROTOCOLS
 
@@ -48,7 +49,7 @@ class Gate:
         self._hosts = _LOOPBACK | {options.host.lower(), *(h.lower() for h in options.hosts)}
         # A page of another site can make a browser ask for any name that leads here; on an address
         # that others reach by names we do not know, tokens are what protects.
-        self._check_hosts = bool(options.hosts) or options.host in _LOOPBACK
+        self._check_hosts = bool(options.hosts) or is_loopback(options.host)
         self._origins = frozenset(origin.rstrip("/").lower() for origin in options.origins)
 
     def refuses(self, headers: Mapping[str, str]) -> tuple[int, str] | None:

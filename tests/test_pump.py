@@ -200,9 +200,7 @@ async def test_what_retention_took_is_passed_over(bus: LocalBus, clock: ManualCl
             delivery = await soon(stream)
             got.append(delivery.event.payload)
             await delivery.ack()
-        await clock.run()
-        assert await bus.store.update(KEY, lambda group: group.floor) == 4
-    assert got[-1] == 4
+    assert await bus.store.update(KEY, lambda group: group.floor) == 4
 
 
 async def test_a_group_that_was_behind_begins_where_the_log_does(bus: LocalBus) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from trunkline.event import RANK, Event, Record
 from trunkline.group import Group, Item, Lease, Taken, backoff_s
 from trunkline.log.recovery import READ_BYTES
 from trunkline.options import TtlPolicy
+from trunkline.ranges import compress
 from trunkline.store import GroupKey, Store
 from trunkline.topics import dead_topic
 
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 _NEVER = float("inf")
 _READ_RECORDS = 1024
 _AHEAD_BYTES = 16 * 1024 * 1024
+_ACK_S = 0.005
 _RETRY_S = 0.2
 _CLOSE_S = 1.0
 
@@ -100,11 +102,13 @@ class Pump:
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._until = _NEVER  # when the first of what subscribers hold may have timed out
+        self._timer: asyncio.TimerHandle | None = None
 
     # -- subscribers ---------------------------------------------------------------------------
 
     def attach(self, outlet: Outlet) -> None:
-        self._outlets.append(outlet)
+        if outlet not in self._outlets:
+            self._outlets.append(outlet)
         self.wake()
         if self._task is None:
             self._store.bell.listen(self._rung, self.key.topic)
@@ -112,11 +116,17 @@ class Pump:
                 self._run(), name=f"pump {self.key.topic}/{self.key.partition} {self.key.group}"
             )
 
+    def release(self, outlet: Outlet) -> None:
+        """Hand nothing more to a subscriber; what it has stays its own."""
+        if outlet in self._outlets:
+            self._outlets.remove(outlet)
+            self.wake()
+
     async def detach(self, outlet: Outlet, unread: list[Delivery], open_: list[Delivery]) -> None:
         """Give back what a leaving subscriber has: ``unread`` as if it was never taken, ``open_``
         for a next try at once.
         """
-        self._outlets.remove(outlet)
+        self.release(outlet)
         self._back += [delivery.lease for delivery in unread]
         self._nacks += [(delivery.lease, 0.0, "the subscriber left") for delivery in open_]
         await self.flush()
@@ -130,6 +140,8 @@ class Pump:
     async def close(self) -> None:
         self._closing = True
         self._store.bell.ignore(self._rung)
+        if self._timer is not None:
+            self._timer.cancel()
         if self._task is not None:
             self.wake()
             await asyncio.wait([self._task], timeout=_CLOSE_S)  # it may be writing a dead letter
@@ -154,11 +166,28 @@ class Pump:
     ) -> None:
         if outcome is Outcome.ACK:
             self._acks.append(delivery.lease)
+            if not self._is_waited_for():
+                if self._timer is None:  # real time, whatever the clock: nothing here is due
+                    loop = asyncio.get_running_loop()
+                    self._timer = loop.call_later(_ACK_S, self._note_acks)
+                return
         elif outcome is Outcome.NACK:
             self._nacks.append((delivery.lease, delay_s, reason))
         else:
             self._terms.append(_Dead(delivery.lease, "rejected", reason))
         self._wake.set()
+
+    def _is_waited_for(self) -> bool:
+        """Whether an ack lets something else be handed out. If not it is written down together with
+        those that follow, most often in the round that the next record brings about.
+        """
+        group = self._group
+        return group is None or len(group.window) > len(group.leases) or group.wants() <= 0
+
+    def _note_acks(self) -> None:
+        self._timer = None
+        if self._acks:
+            self._wake.set()
 
     def extend(self, delivery: Delivery) -> None:
         self._longer.append(delivery)
@@ -167,10 +196,12 @@ class Pump:
     # -- the round -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        again = False
         while not self._closing:
+            woken = self._wake.is_set()
             self._wake.clear()
             try:
-                again = await self._round()
+                again = await self._round(only_more=again and not woken)
             except (StorageFull, LockTimeout) as error:
                 logger.warning("%s waits: %s", self.key, error)
                 await self._clock.sleep(_RETRY_S)
@@ -199,21 +230,22 @@ class Pump:
         finally:
             timer.cancel()
 
-    async def _round(self) -> bool:
-        """One round; True if there is more to do at once."""
+    async def _round(self, *, only_more: bool) -> bool:
+        """One round; True if there is more to do at once. With ``only_more`` it is there for what
+        the log may hold beyond the last one, and ends early if that is nothing.
+        """
         if self._group is None:
             self._group = await self._store.update(self.key, lambda group: group)
         await self._look_ahead()
+        if only_more and not (self._ahead or self._gap_to or self._written or self._acks):
+            return False
         taken = await self._store.update(self.key, self._step)
         dead = [_Dead(lease, "retries", "no try is left") for lease in taken.dead]
         dead += [_Dead(lease, "expired", "its time to live ran out") for lease in taken.expired]
         self._buried += dead
+        await self._fetch(lease.offset for lease in taken.leases)
         for lease in taken.leases:
-            record = self._records.pop(lease.offset, None)
-            if record is None:
-                record = await self._fetch(lease.offset)
-                self._records.pop(lease.offset, None)
-            self._hand_out(lease, record)
+            self._hand_out(lease, self._records.pop(lease.offset, None))
         if self._buried:
             await self._bury()
         return bool(self._written or self._acks or (self._more and self._room() > 0))
@@ -225,9 +257,9 @@ class Pump:
         """Read what the window may hold next, outside of the group's lock."""
         group = self._group
         assert group is not None
-        for offset in group.strays():
-            if await self._fetch(offset) is None:
-                self._gone.add(offset)
+        if strays := group.strays():
+            await self._fetch(strays)
+            self._gone.update(offset for offset in strays if offset not in self._records)
         # What is not in the window cannot come first, however much it matters: keep it well filled.
         filled = 4 * group.wants() < group.options.lookahead
         enough = (filled or not self._may_keep()) and group.available() >= self._room()
@@ -248,19 +280,22 @@ class Pump:
         """Whether what was read ahead is still small; else it is read again when it is due."""
         return len(self._records) * self._weight < _AHEAD_BYTES
 
-    async def _fetch(self, offset: int) -> Record | None:
-        """One record by itself; None if the log no longer has it."""
-        record = self._records.get(offset)
-        if record is None:
-            topic, partition, _ = self.key
-            try:
-                found = await self._store.read(topic, partition, offset, 1)
-            except OutOfRange:
-                return None
-            if not found or found[0].offset != offset:
-                return None
-            record = self._records[offset] = found[0]
-        return record
+    async def _fetch(self, offsets: Iterable[int]) -> None:
+        """Read those of ``offsets`` that are not here; the log may no longer have some."""
+        missing = [offset for offset in offsets if offset not in self._records]
+        topic, partition, _ = self.key
+        for first, last in compress(missing):
+            while first <= last:
+                limit = min(last - first + 1, _READ_RECORDS)
+                try:
+                    found = await self._store.read(topic, partition, first, limit)
+                except OutOfRange as error:
+                    first = max(first + 1, error.first)
+                    continue
+                if not found:
+                    break
+                self._records.update((r.offset, r) for r in found if r.offset <= last)
+                first = found[-1].offset + 1
 
     def _note(self, group: Group) -> None:
         """Tell the group what became of deliveries. Nothing is forgotten if this fails."""
@@ -359,9 +394,9 @@ class Pump:
         letters: list[Event] = []
         offsets: list[int] = []
         at: datetime = self._clock.now()
+        await self._fetch(dead.lease.offset for dead in buried)
         for dead in buried:
-            record = await self._fetch(dead.lease.offset)
-            self._records.pop(dead.lease.offset, None)
+            record = self._records.pop(dead.lease.offset, None)
             offsets.append(dead.lease.offset)
             if record is not None:
                 letters.append(

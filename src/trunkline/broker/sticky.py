@@ -67,10 +67,6 @@ class Assignments:
         if member not in members:
             return
         members.remove(member)
-        subscription = member.subscription
-        for pump in subscription._pumps.values():  # closing it takes it off every one
-            if subscription not in pump._outlets:
-                pump._outlets.append(subscription)
         if members:
             self._balance(name)
         else:
@@ -81,7 +77,7 @@ class Assignments:
         """Partitions may have been added."""
         for name, members in self._members.items():
             known = self._owners.get(name, {})
-            if any(key not in known for m in members for key in m.subscription._pumps):
+            if any(key not in known for m in members for key in m.subscription.partitions):
                 self._balance(name)
 
     def owners(self, name: tuple[str, str]) -> dict[GroupKey, Member]:
@@ -89,16 +85,8 @@ class Assignments:
 
     def _balance(self, name: tuple[str, str]) -> None:
         members = self._members[name]
-        places = {key for member in members for key in member.subscription._pumps}
+        places = {key for member in members for key in member.subscription.partitions}
         owners = share_out(places, members, self._owners.get(name, {}))
         self._owners[name] = owners
         for member in members:
-            subscription = member.subscription
-            for key, pump in subscription._pumps.items():
-                attached = subscription in pump._outlets
-                if owners[key] is member and not attached:
-                    pump.attach(subscription)
-                elif owners[key] is not member and attached:
-                    pump._outlets.remove(subscription)
-            for pump in subscription._pumps.values():
-                pump.wake()
+            member.subscription.draw_from([key for key in owners if owners[key] is member])

@@ -63,6 +63,7 @@ class Held(msgspec.Struct, eq=False, gc=False):
     delivery: Delivery
     subscriber: Subscriber
     until: float
+    since: float
 
 
 class Subscriber:
@@ -123,7 +124,7 @@ class Subscriber:
             for one in self._held
             if (one.delivery.topic, one.delivery.partition, one.delivery.offset) in places
         ]
-        self.subscription._queue.extendleft(back)
+        self.subscription.put_back(back)
         for one in self._held:
             delivery = one.delivery
             mine = self._session.held.get((delivery.topic, delivery.partition, delivery.group), {})
@@ -145,11 +146,7 @@ class Subscriber:
             room = min(room, held + credits)
         if self._is_halted:
             room = 0
-        subscription = self.subscription
-        if subscription._room != room:
-            subscription._room = room
-            for pump in subscription._pumps.values():
-                pump.wake()
+        self.subscription.resize(room)
         if credits:
             self._credit.set()
 
@@ -171,12 +168,9 @@ class Subscriber:
 
     async def _deliver(self) -> None:
         session, subscription = self._session, self.subscription
-        queue = subscription._queue
         try:
             async for delivery in subscription:
-                batch = [delivery]
-                while queue and len(batch) < _FRAMES_A_TURN:
-                    batch.append(queue.popleft())
+                batch = [delivery, *subscription.take(_FRAMES_A_TURN - 1)]
                 while batch:
                     count = await self._room(len(batch))
                     self._send(batch[:count])
@@ -215,7 +209,7 @@ class Subscriber:
             if stale is not None:
                 stale.subscriber.let_go(stale)
                 stale.delivery.finish(Outcome.NACK, 0.0, "delivered again")
-            one = mine[delivery.offset] = Held(delivery, self, delivery.lease.until)
+            one = mine[delivery.offset] = Held(delivery, self, delivery.lease.until, now)
             self._held.add(one)
             self._timeout_s = max(self._timeout_s, delivery.lease.until - now)
             again += delivery.attempt > 1

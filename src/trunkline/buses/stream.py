@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -181,6 +181,37 @@ class LocalSubscription:
             self._arrived.clear()
             await self._arrived.wait()
         return self._queue.popleft()
+
+    def take(self, limit: int) -> list[Delivery]:
+        """Up to ``limit`` deliveries that are here already."""
+        return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
+
+    def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Deliveries that nobody looked at: they come first again, or go back at the end as if they
+        had never been taken.
+        """
+        self._queue.extendleft(reversed(deliveries))
+        self._arrived.set()
+
+    def resize(self, max_inflight: int) -> None:
+        """From now on hold at most so many deliveries that are not settled."""
+        was_full = self.room() <= 0
+        self._room = max_inflight
+        if was_full and self.room() > 0:
+            for pump in self._pumps.values():
+                pump.wake()
+
+    @property
+    def partitions(self) -> Collection[GroupKey]:
+        return self._pumps.keys()
+
+    def draw_from(self, partitions: Collection[GroupKey]) -> None:
+        """Get more from these partitions alone, until there are new ones."""
+        for key, pump in self._pumps.items():
+            if key in partitions:
+                pump.attach(self)
+            else:
+                pump.release(self)
 
     def drain(self) -> None:
         """Hand out nothing more: what is buffered goes back, the iteration ends."""

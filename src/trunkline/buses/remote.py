@@ -225,22 +225,29 @@ class RemoteBus:
         )
 
     async def _batch(self, events: list[Event], *, again: bool = False) -> list[Receipt]:
-        bodies = b",".join([encoded(event, self._limits) for event in events])
+        bodies = encoded_batch(events, self._limits)
         link = self.link
-        await link.room.wait()
+        if not link.room.is_set():
+            await link.room.wait()
         corr = link.next_corr()
-        repeated = b'{"type":"PUBLISH","again":true,"corr":%d,"events":[%b]}' % (corr, bodies)
+
+        def repeated() -> bytes:
+            return b'{"type":"PUBLISH","again":true,"corr":%d,"events":%b}' % (corr, bodies)
+
         told: Published = await link.ask(
             corr,
-            repeated if again else b'{"type":"PUBLISH","corr":%d,"events":[%b]}' % (corr, bodies),
-            lambda: repeated,
+            repeated() if again else b'{"type":"PUBLISH","corr":%d,"events":%b}' % (corr, bodies),
+            repeated,
         )
-        places = told.receipts or [
-            (told.partition, told.offset + index, False) for index in range(len(events))
-        ]
+        if told.receipts is None:
+            topic, partition, durability = told.topic, told.partition, told.durability
+            return [
+                Receipt(topic, partition, offset, event.id, False, durability)
+                for offset, event in enumerate(events, told.offset)
+            ]
         return [
             Receipt(event.topic, partition, offset, event.id, duplicate, told.durability)
-            for event, (partition, offset, duplicate) in zip(events, places, strict=True)
+            for event, (partition, offset, duplicate) in zip(events, told.receipts, strict=True)
         ]
 
     def use(self, *middleware: object) -> None:
@@ -458,10 +465,7 @@ class RemoteBus:
 
 def encoded(event: Event, limits: Limits) -> bytes:
     """The event as it travels; ``InvalidEvent`` if it is no JSON value, too large or too deep."""
-    try:
-        whole = _encode(event)
-    except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise InvalidEvent(f"the payload is no JSON value: {error}", field="payload") from error
+    whole = _json(event)
     if len(whole) > limits.record_bytes:
         raise InvalidEvent(
             f"the record is {len(whole)} bytes long, {limits.record_bytes} are allowed",
@@ -469,9 +473,26 @@ def encoded(event: Event, limits: Limits) -> bytes:
             hint="store the bulk elsewhere and publish a reference",
         )
     # Both are rare, and a walk in Python costs more than the encoding: look only on a sign of them.
-    if b"null" in whole or whole.count(b"[") + whole.count(b"{") > limits.depth:
+    opened = len(whole) - len(whole.translate(None, b"[{"))
+    if b"null" in whole or opened > limits.depth:
         check_value(event.payload, limits.depth)
     return whole
+
+
+def encoded_batch(events: list[Event], limits: Limits) -> bytes:
+    """An array of events as it travels. One that is too deep is left for the broker to refuse."""
+    whole = _json(events)
+    if len(whole) > limits.record_bytes or b"null" in whole:
+        for event in events:
+            encoded(event, limits)
+    return whole
+
+
+def _json(value: Event | list[Event]) -> bytes:
+    try:
+        return _encode(value)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise InvalidEvent(f"the payload is no JSON value: {error}", field="payload") from error
 
 
 def _from(start: Start) -> From:

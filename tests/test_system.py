@@ -9,6 +9,7 @@ from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
 from trunkline.buses.remote import RemoteBus
 from trunkline.system import AUDIT, DEAD, METRICS, Counts, System
+from trunkline.testing.clock import ManualClock
 
 
 async def rows(bus: Any, topic: str, count: int) -> list[Any]:
@@ -33,6 +34,11 @@ async def test_decisions_metrics_and_dead_letters_are_told(tmp_path: Path) -> No
             audit = await rows(log, AUDIT, 7)
         assert (dead["topic"], dead["group"], dead["offset"]) == ("orders", "g", 2)
         assert (dead["reason"], dead["error"], dead["payload"]) == ("rejected", "no good", "bad")
+        (acked,) = [row for row in audit if row["what"] == "ack"]
+        assert (acked["topic"], acked["partition"], acked["offset"]) == ("orders", 0, 1)
+        assert (acked["group"], acked["attempt"]) == ("g", 1)
+        assert 0 <= acked["waited_s"] < 10
+        assert 0 <= acked["held_s"] < 10
         told = sorted(row["what"] for row in audit)
         assert told == ["ack", "dlq", "nack", "publish", "publish", "redelivery", "term"]
         async with asyncio.timeout(10):
@@ -44,6 +50,31 @@ async def test_decisions_metrics_and_dead_letters_are_told(tmp_path: Path) -> No
     assert metrics["counters"]["publishes"] == 2
     assert metrics["byTopic"]["orders"] == {"published": 2, "delivered": 3}
     assert metrics["gauges"]["connections"] == 1
+
+
+async def test_a_bus_without_a_broker_tells_of_its_decisions_when_asked() -> None:
+    clock = ManualClock()
+    bus = trunkline.connect("memory:", clock=clock, audit=1.0)
+    silent = trunkline.connect("memory:")
+    assert silent._plain  # nothing stands between publish and the store
+
+    @bus.on("orders", group="g", policy=trunkline.GroupOptions(max_retries=0))
+    async def handle(event: trunkline.Event) -> None:
+        clock.advance(2.0)
+        if event.payload == "bad":
+            raise trunkline.Reject("no good")
+
+    async with silent, bus:
+        event = trunkline.Event(topic="orders", payload="good", ts=clock.now())
+        clock.advance(5.0)
+        await bus.publish(event)
+        await bus.publish("orders", "bad")
+        assert await bus.drain(10)
+        told = {(row["what"], row["offset"]): row for row in await rows(bus, AUDIT, 4)}
+    assert set(told) == {("publish", 1), ("publish", 2), ("ack", 1), ("term", 2)}
+    acked = told["ack", 1]
+    assert (acked["topic"], acked["group"], acked["attempt"]) == ("orders", "g", 1)
+    assert (acked["waited_s"], acked["held_s"]) == (5.0, 2.0)
 
 
 async def test_a_share_of_decisions_is_told() -> None:

@@ -85,6 +85,7 @@ class TopicOptions(Options, frozen=True):
     retention_bytes: Count | None = None
     retention_records: Count | None = None
     retain_unsettled: bool = True
+    retain_for_lake: bool = False
     compact: bool = False
 
 
@@ -129,3 +130,4 @@ class BusOptions(Options, frozen=True):
     """What belongs to one bus."""
 
     drain_timeout_s: Seconds = 5.0
+    audit: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of decisions on system.bus.audit

@@ -2,6 +2,7 @@
 
 ``system.metrics`` counts and gauges, at an interval · ``system.bus.audit`` decisions: published,
 acked, nacked, delivered again, dead, denied · ``system.bus.dlq`` every dead letter of every topic.
+What tells of a settled delivery says how long it waited to be delivered and how long it was held.
 
 These events are told in passing: they never hold up what they tell about, and when the bus cannot
 take them they are counted as lost.
@@ -15,11 +16,14 @@ import logging
 import random
 from collections import Counter, deque
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final
 
+from trunkline.bus import Delivery
 from trunkline.buses.local import LocalBus
-from trunkline.errors import TrunklineError
-from trunkline.event import Event, Record
+from trunkline.errors import Reject, TrunklineError
+from trunkline.event import Event, Receipt, Record
+from trunkline.middleware import HandleNext, PublishNext
 from trunkline.pump import Hooks
 from trunkline.store import GroupKey
 from trunkline.topics import SYSTEM_PREFIX
@@ -105,7 +109,8 @@ class System:
     def audit(self, what: str, **facts: Any) -> None:
         """Tell of a decision; of a share of them, by option."""
         if self._share and (self._share >= 1 or random.random() < self._share):
-            self._tell(AUDIT, what, {"what": what, **{k: v for k, v in facts.items() if v}})
+            told = {k: v for k, v in facts.items() if v not in (None, "")}
+            self._tell(AUDIT, what, {"what": what, **told})
 
     def died(self, key: GroupKey, record: Record, reason: str, error: str) -> None:
         if key.topic.startswith(SYSTEM_PREFIX):
@@ -169,3 +174,58 @@ class System:
                 except TrunklineError:
                     self._counts.lost += len(events)
                     raise
+
+
+class Audit:
+    """Lets a bus in this process tell of its decisions, as a broker does: what is published, and
+    what handlers made of it. ``connect(url, audit=1.0)`` adds it.
+    """
+
+    def __init__(self, bus: LocalBus, share: float) -> None:
+        self._system = System(bus, Counts(), metrics_s=0.0, audit=share)
+        self._clock = bus.clock
+        self._is_writing = False
+        bus.use(self)
+        bus.at_close(self._system.close)
+
+    async def publish(self, events: list[Event], call_next: PublishNext) -> list[Receipt]:
+        receipts = await call_next(events)
+        for one in receipts:
+            await self._tell(
+                "publish", topic=one.topic, partition=one.partition, offset=one.offset, id=one.id
+            )
+        return receipts
+
+    async def handle(self, delivery: Delivery, call_next: HandleNext) -> Any:
+        began, outcome = self._clock.monotonic(), "nack"
+        try:
+            result = await call_next(delivery)
+            outcome = "ack" if delivery.outcome is None else delivery.outcome.value
+            return result
+        except Reject:
+            outcome = "term"
+            raise
+        finally:
+            held_s = self._clock.monotonic() - began
+            await self._tell(outcome, **settled(delivery, held_s, self._clock.now()))
+
+    async def _tell(self, what: str, **facts: Any) -> None:
+        if not facts["topic"].startswith(SYSTEM_PREFIX):
+            if not self._is_writing:
+                self._is_writing = True
+                await self._system.start(dict)
+            self._system.audit(what, **facts)
+
+
+def settled(delivery: Delivery, held_s: float, now: datetime) -> dict[str, Any]:
+    """What an audit record tells of a delivery that is settled ``now``."""
+    waited_s = (now - delivery.event.ts).total_seconds() - held_s
+    return {
+        "topic": delivery.topic,
+        "partition": delivery.partition,
+        "offset": delivery.offset,
+        "group": delivery.group,
+        "attempt": delivery.attempt,
+        "waited_s": max(0.0, round(waited_s, 6)),
+        "held_s": round(held_s, 6),
+    }

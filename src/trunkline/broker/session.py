@@ -59,6 +59,7 @@ from trunkline.frames import (
     published,
     read_asked,
 )
+from trunkline.system import settled
 
 logger = logging.getLogger(__name__)
 
@@ -469,15 +470,9 @@ class Session:
         else:
             counts.nacked += done
         if audit and done:
-            self.hub.system.audit(
-                outcome.value,
-                topic=delivery.topic,
-                partition=delivery.partition,
-                offset=delivery.offset,
-                group=delivery.group,
-                agent=self.who.agent,
-                reason=reason,
-            )
+            clock = self.hub.clock
+            facts = settled(delivery, clock.monotonic() - one.since, clock.now())
+            self.hub.system.audit(outcome.value, **facts, agent=self.who.agent, reason=reason)
         return done
 
     @property

@@ -35,5 +35,9 @@ def connect(
     mine = {name: options.pop(name) for name in list(options) if name in _BUS | _LOCAL}
     store = open_store(url, clock=clock, **options)
     bus = LocalBus(store, clock=clock, **mine)
+    if bus.options.audit:
+        from trunkline.system import Audit  # it needs the bus, and few need it
+
+        Audit(bus, bus.options.audit)
     bus.use(*middleware)
     return bus

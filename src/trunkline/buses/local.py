@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -59,6 +59,7 @@ class LocalBus:
         self._checked: set[str] = set()
         self._fired: set[asyncio.Task[Receipt]] = set()
         self._misfires: list[asyncio.Task[Receipt]] = []
+        self._endings: list[Callable[[], Awaitable[None]]] = []
         self._started = False
         self._closed = False
         self._plain = False  # whether nothing stands between publish and the store
@@ -339,11 +340,17 @@ class LocalBus:
 
     # -- life ----------------------------------------------------------------------------------
 
+    def at_close(self, end: Callable[[], Awaitable[None]]) -> None:
+        """Call ``end`` when the bus closes, while it still takes events."""
+        self._endings.append(end)
+
     async def close(self) -> None:
         if self._closed:
             return
         try:
             await self.stop()
+            for end in self._endings:
+                await end()
             await self.flush()
         finally:
             self._closed = True

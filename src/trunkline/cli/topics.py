@@ -43,6 +43,7 @@ MEANING = {
     "retention_bytes": "keep so many bytes of a partition",
     "retention_records": "keep so many records of a partition",
     "retain_unsettled": "keep what some group has not settled, whatever retention says",
+    "retain_for_lake": "keep what the lake does not have yet, whatever retention says",
     "compact": "keep only the latest record of each key",
 }
 _SIZE = re.compile(r"(\d+)\s*(?:([KMG])(?:iB|B)?)?", re.IGNORECASE)

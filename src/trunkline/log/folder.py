@@ -365,11 +365,13 @@ class Folder:
             raise NotFound(f"there is no group {key.group} on {key.topic}", group=key.group)
         self._groups.pop(key, self._group(key)).remove()
 
-    def floors(self, topic: str, partition: int) -> list[int]:
-        """Where each group of the partition stands. May be asked from any thread."""
+    def floors(self, topic: str, partition: int, group: str = "") -> list[int]:
+        """Where each group of the partition stands, or that one if there is such a group. May be
+        asked from any thread.
+        """
         floors = []
         for key in self.groups():
-            if key.topic == topic and key.partition == partition:
+            if (key.topic, key.partition) == (topic, partition) and group in ("", key.group):
                 file = GroupFile(self.path, key, self.clock, self.options.lock_timeout_s)
                 try:
                     floors.append(file.step(_done, self.options.lock_timeout_s))

@@ -22,6 +22,7 @@ from trunkline.log.head import Head
 from trunkline.log.line import Damaged, Line, Seal, frame_seal, parse
 from trunkline.log.segment import DIGEST_SIZE, Entry, Segment, index_line, pack, with_digest
 
+LAKE_GROUP = "pipeline.lake"  # what Spark has copied to its tables
 _FRAME = 1024 * 1024
 Progress = Callable[[int, int], None]
 
@@ -114,9 +115,18 @@ def retain(folder: Folder, topic: str, partition: int) -> int:
                     break
     finally:
         reader.close()
-    if options.retain_unsettled:
-        before = min([before, *(floor + 1 for floor in folder.floors(topic, partition))])
+    before = min(before, _free(folder, topic, partition, before - 1) + 1)
     return trim(folder, topic, partition, before) if before > head.start else 0
+
+
+def _free(folder: Folder, topic: str, partition: int, limit: int) -> int:
+    """The last offset up to ``limit`` that nobody waits for, by the topic's options."""
+    options = folder.topic(topic)
+    if options.retain_unsettled:
+        limit = min([limit, *folder.floors(topic, partition)])
+    if options.retain_for_lake:
+        limit = min([limit, *(folder.floors(topic, partition, LAKE_GROUP) or [0])])
+    return limit
 
 
 def compact(folder: Folder, topic: str, partition: int, progress: Progress | None = None) -> int:
@@ -131,9 +141,7 @@ def compact(folder: Folder, topic: str, partition: int, progress: Progress | Non
     try:
         head = reader.head()
         files = [s for s in reader.files() if not s.bad]
-        limit = head.next - 1
-        if options.retain_unsettled:
-            limit = min([limit, *folder.floors(topic, partition)])
+        limit = _free(folder, topic, partition, head.next - 1)
         # Nothing to gain before another segment is finished or the groups have moved on.
         state = (head.segment, limit)
         if folder.compacted.get((topic, partition)) == state:

@@ -308,9 +308,9 @@ async def test_after_sigterm_under_load_the_next_start_has_nothing_to_repair(
 
     async with running(tmp_path) as broker, RemoteBus(broker.url, patience_s=0.5) as bus:
         await bus.publish_many("t", list(range(100)))
-        load = [bus.fire("t", n) for n in range(2000)]
+        load = [asyncio.ensure_future(bus.publish("t", n)) for n in range(2000)]
         await load[0]
-        assert await broker.end() == 0
+        assert await broker.end(60) == 0
         await asyncio.gather(*load, return_exceptions=True)
     monkeypatch.setattr(PartitionWriter, "_recover", counted)
     monkeypatch.setattr("trunkline.log.writer.is_whole", lambda *_: scans.append("looked"))

@@ -47,6 +47,7 @@ async def test_decisions_metrics_and_dead_letters_are_told(tmp_path: Path) -> No
                 if metrics["counters"]["dead"]:
                     break
                 await asyncio.sleep(0.05)
+        assert (await log.topics())[METRICS].retention_age_s == 7 * 86_400
     assert metrics["counters"]["publishes"] == 2
     assert metrics["byTopic"]["orders"] == {"published": 2, "delivered": 3}
     assert metrics["gauges"]["connections"] == 1

@@ -36,6 +36,7 @@ DEAD: Final = "system.bus.dlq"
 _WAITING_MAX = 10_000
 _BATCH = 500
 _PAUSE_S = 0.1
+_METRICS_KEPT_S = 7 * 86_400.0
 
 
 class Counts:
@@ -139,6 +140,10 @@ class System:
         self._wake.set()
 
     async def _measure(self, gauges: Callable[[], dict[str, float]]) -> None:
+        with contextlib.suppress(TrunklineError):  # who made it says how long it is kept
+            if METRICS not in await self._bus.topics():
+                kept = {"retention_age_s": _METRICS_KEPT_S, "retain_unsettled": False}
+                await self._bus.define(METRICS, **kept)
         while True:
             await asyncio.sleep(self._metrics_s)
             counts = self._counts

@@ -1,44 +1,56 @@
 """Running pipelines: from the log, through a transform, into the lake and back to the bus.
 
-Each table carries the version of the log it was made from, each record sent back does too, so a run
-that died is simply run again.
+A pipeline is one streaming query whose checkpoint lies beside its table. A batch first publishes
+what it has to say and adds to the other tables, and commits its own table last; each step is done
+once for a query and batch. So a batch that died anywhere is simply done again, from the same
+records and the same table.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from trunkline.errors import TrunklineError
-from trunkline.log.atomic import replace_file
+from trunkline.errors import Conflict, LockTimeout, TrunklineError
+from trunkline.log import atomic
 from trunkline.log.folder import Folder
+from trunkline.log.upkeep import LAKE_GROUP
 from trunkline.options import StoreOptions
 from trunkline.spark.choice import folder_of
+from trunkline.spark.columns import COLUMNS, true_name
 from trunkline.spark.extents import Catalog
-from trunkline.spark.lake import EVENTS, DeltaSource, Lake
-from trunkline.spark.pipelines import Pipeline, all_pipelines
+from trunkline.spark.lake import EVENTS, WHOLE, Lake
+from trunkline.spark.pipelines import ACTOR, Made, Pipeline, as_events
+from trunkline.spark.replay import pick, replay
 from trunkline.spark.said import cause_of
-from trunkline.spark.sink import sent_version
-from trunkline.topics import matches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_GROUPS = (
+__all__ = ["Ran", "Runner", "pick", "read_outcomes", "replay", "topic_shape", "upsert"]
+
+_GROUPS: Final = (
     "topic string, partition int, `group` string, floor bigint, first bigint, next bigint, "
     "lag bigint"
 )
+_BATCH: Final = 250_000
+_TASKS: Final = 64
+_STARTS: Final = 3
+_SLOW_START: Final = "Python worker failed to connect back"
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """How one run of a pipeline ended."""
+    """How one run of a pipeline ended: the rows its table has now, and the events it read."""
 
     name: str
     rows: int
@@ -47,6 +59,7 @@ class Ran(msgspec.Struct, frozen=True):
     version: int
     published: int = 0
     error: str = ""
+    events: int = 0
 
 
 @dataclass
@@ -60,141 +73,204 @@ class Runner:
     def __post_init__(self) -> None:
         self.root = folder_of({"url": self.url})
         Catalog(self.root).close()
-        self.spark.dataSource.register(DeltaSource)
+        self._published: dict[str, int] = {}
 
     def run(
         self, pipelines: Iterable[Pipeline], done: Callable[[Ran], None] | None = None
     ) -> list[Ran]:
-        """Run each to its end. One that fails is reported and does not keep the others."""
+        """Run each over what there is now. One that fails is reported and does not keep the
+        others.
+        """
         outcomes = []
         for pipeline in pipelines:
-            outcome = self._one(pipeline)
-            outcomes.append(outcome)
-            self._note(outcome)
+            started = perf_counter()
+            query, problem = None, None
+            try:
+                with self._alone(pipeline):
+                    if pipeline.source == "records":
+                        query = self._finish(pipeline)
+                    else:
+                        self._snapshot(pipeline, time.time_ns())
+            except Exception as error:  # noqa: BLE001 -- Spark's errors have no common base
+                problem = error
+            outcomes.append(self._outcome(pipeline, query, problem, perf_counter() - started))
             if done is not None:
-                done(outcome)
+                done(outcomes[-1])
         return outcomes
 
-    def _one(self, pipeline: Pipeline) -> Ran:
-        started = perf_counter()
-        version = self.version()
-        rows = published = 0
-        error = ""
-        try:
-            if pipeline.kind == "stream":
-                query = self.follow(pipeline, once=True)
+    def _finish(self, pipeline: Pipeline) -> StreamingQuery:
+        """Run a query over what there is. Spark gives a worker ten seconds to start, which a busy
+        machine may not keep; a query that failed so is simply begun again.
+        """
+        for attempt in range(_STARTS):
+            query = self.follow(pipeline, once=True)
+            try:
                 query.awaitTermination()
-                rows = sum(p["numInputRows"] for p in query.recentProgress)
-            else:
-                rows, published = self._table(pipeline, version)
-        except Exception as problem:  # noqa: BLE001 -- Spark's errors have no common base
-            error = cause_of(problem) or _first_line(problem)
-        return Ran(
-            pipeline.name,
-            rows,
-            round(perf_counter() - started, 2),
-            datetime.now(UTC).isoformat(timespec="seconds"),
-            version,
-            published,
-            error,
-        )
+                break
+            except Exception as error:
+                if _SLOW_START not in str(error) or attempt == _STARTS - 1:
+                    raise
+        return query
 
-    def version(self) -> int:
-        """A number that grows with the log, apart from what pipelines publish themselves."""
-        own = {pipeline.to_topic for pipeline in all_pipelines().values()}
-        catalog = Catalog(self.root)
-        try:
-            return sum(
-                catalog.reader(topic, partition).head().next
-                for topic, partitions in catalog.topics().items()
-                if topic not in own
-                for partition in range(partitions)
-            )
-        finally:
-            catalog.close()
+    def keep(
+        self,
+        pipelines: Iterable[Pipeline],
+        done: Callable[[Ran], None] | None = None,
+        *,
+        every_s: float = 5.0,
+        until: Callable[[], bool] = lambda: False,
+    ) -> list[Ran]:
+        """Run all of them together, as things happen, until ``until`` or one fails."""
+        seen: dict[str, int] = {}
+        queries: dict[str, tuple[Pipeline, StreamingQuery]] = {}
+        failed: list[Ran] = []
+        with ExitStack() as held:
+            for pipeline in pipelines:
+                held.enter_context(self._alone(pipeline))
+                query = self.follow(pipeline, once=False, every_s=every_s)
+                queries[pipeline.name] = (pipeline, query)
+                held.callback(_stop, query)
+            while not (failed or until()):
+                time.sleep(0.2)
+                for name, (pipeline, query) in queries.items():
+                    last = query.lastProgress
+                    if not query.isActive:
+                        failed.append(self._outcome(pipeline, query, query.exception(), 0.0))
+                    elif last and last["numInputRows"] and seen.get(name) != last["batchId"]:
+                        seen[name] = last["batchId"]
+                        took = last["durationMs"].get("triggerExecution", 0) / 1000
+                        outcome = self._outcome(pipeline, query, None, took)
+                        if done is not None:
+                            done(outcome)
+        return failed
 
-    def _table(self, pipeline: Pipeline, version: int) -> tuple[int, int]:
-        df = self.source(pipeline)
-        if df is None:
-            return 0, 0
-        result = pipeline.transform(df)
-        if pipeline.refused:
-            result = result.cache()
-            refused = result.where("reason IS NOT NULL")
-            self.lake.replace(pipeline.refused, refused, app=pipeline.name, version=version)
-            result = result.where("reason IS NULL").drop("reason")
-        rows = self.lake.replace(pipeline.name, result, app=pipeline.name, version=version)
-        published = 0
-        if pipeline.to_topic and rows:
-            published = self._publish(pipeline, version)
-        return rows, published
+    def follow(self, pipeline: Pipeline, *, once: bool, every_s: float = 1.0) -> StreamingQuery:
+        """Start the query of a pipeline."""
+        check = os.path.join(self.lake.path, "_checks", pipeline.name)
+        if pipeline.source == "records":
+            df = self._stream(pipeline)
 
-    def _publish(self, pipeline: Pipeline, version: int) -> int:
-        """Send the table's rows back as events, once for each version. Returns how many."""
-        app = f"pipeline.{pipeline.name}"
-        if sent_version(self.root, app) >= version:
-            return 0
-        df = self.lake.read(self.spark, pipeline.name)
-        key = next((n for n in ("key", "actor", "action", "topic") if n in df.columns), None)
-        events = df.selectExpr(
-            "to_json(struct(*)) AS value",
-            f"CAST(`{key}` AS STRING) AS key" if key else "CAST(NULL AS STRING) AS key",
-            f"'{pipeline.to_type}' AS type",
-            f"'pipeline.{pipeline.name}' AS actor",
-        )
-        writer = events.write.format("trunkline").mode("append")
-        writer.options(
-            url=f"file:{self.root}",
-            topic=pipeline.to_topic,
-            txnAppId=app,
-            txnVersion=str(version),
-        ).save()
-        return events.count()
+            def step(rows: DataFrame, batch: int) -> None:
+                self._step(pipeline, rows, batch, _query_id(check))
+        else:
+            df = self.spark.readStream.format("rate").load()
 
-    def follow(self, pipeline: Pipeline, *, once: bool) -> StreamingQuery:
-        """Start a pipeline of kind ``stream``."""
-        source = self.spark.readStream.format("trunkline").options(
-            url=f"file:{self.root}",
-            subscribePattern=".*",
-            startingOffsets="earliest",
-            includeHeaders="true",
-            groupId=f"pipeline.{pipeline.name}",
-            maxOffsetsPerTrigger="250000",
-        )
-        writer = (
-            pipeline.transform(source.load())
-            .writeStream.format("trunkline_lake")
-            .queryName(pipeline.name)
-            .options(path=self.lake.place(EVENTS), partitionBy="topic,date", apart="partition")
-            .option("checkpointLocation", os.path.join(self.lake.path, "_checks", pipeline.name))
-        )
-        writer = (
-            writer.trigger(availableNow=True) if once else writer.trigger(processingTime="1 second")
-        )
+            def step(rows: DataFrame, batch: int) -> None:  # noqa: ARG001
+                self._snapshot(pipeline, time.time_ns())
+
+        writer = df.writeStream.foreachBatch(step).queryName(pipeline.name)
+        writer = writer.outputMode("update" if pipeline.sink == "upsert" else "append")
+        writer = writer.option("checkpointLocation", check)
+        if once:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{max(1, int(every_s * 1000))} milliseconds")
         return writer.start()
 
-    def source(self, pipeline: Pipeline) -> DataFrame | None:
-        """What a pipeline reads; None if the bus has nothing of it."""
-        if pipeline.source == "groups":
-            return self.spark.createDataFrame(self._groups(), _GROUPS)
-        catalog = Catalog(self.root)
-        try:
-            topics = catalog.topics()
-        finally:
-            catalog.close()
-        if pipeline.source == "segments":
-            rows = [(self.root, t, p) for t, count in topics.items() for p in range(count)]
-            return self.spark.createDataFrame(rows, "root string, topic string, partition int")
-        own = {one.to_topic for one in all_pipelines().values()}
-        picked = [t for t in topics if _wanted(pipeline.topics, t) and t not in own]
-        if not picked:
-            return None
-        reader = self.spark.read.format("trunkline").options(
-            url=f"file:{self.root}", subscribe=",".join(picked), includeHeaders="true"
-        )
+    def _stream(self, pipeline: Pipeline) -> DataFrame:
+        options = {
+            "url": f"file:{self.root}",
+            "subscribePattern": topic_shape(pipeline.topics),
+            "startingOffsets": "earliest",
+            "includeHeaders": "true",
+            "maxOffsetsPerTrigger": str(_BATCH),
+        }
+        if pipeline.into == EVENTS:  # retention can wait for it
+            options["groupId"] = LAKE_GROUP
+        elif self.lake.has(EVENTS):  # what retention removed is there
+            options |= {"tier": "auto", "lake": self.lake.path}
+        reader = self.spark.readStream.format("trunkline").options(**options)
         if pipeline.columns:
-            reader = reader.schema(_schema(pipeline.columns))
-        return reader.load()
+            names = dict.fromkeys([*pipeline.columns.split(","), "actor"])
+            reader = reader.schema(
+                ", ".join(f"`{name}` {COLUMNS[true_name(name)].ddl}" for name in names)
+            )
+        df = reader.load()
+        if not pipeline.echoes:
+            df = df.where(f"actor IS NULL OR NOT startswith(actor, '{ACTOR}')")
+        if pipeline.watermark:
+            df = df.withWatermark("timestamp", pipeline.watermark)
+        if pipeline.stream is not None:
+            return pipeline.stream(df)
+        if pipeline.asks:
+            return df
+        made = pipeline.transform(df)
+        return made.table if isinstance(made, Made) else made
+
+    def _step(self, pipeline: Pipeline, df: DataFrame, batch: int, query: str) -> None:
+        """One batch, once."""
+        lake, table = self.lake, pipeline.into
+        if lake.version(table, query) >= batch:
+            return
+        plain = pipeline.sink == "add" and not (pipeline.asks or pipeline.to_topic)
+        df = df if plain else df.persist()
+        try:
+            if not plain and lake.has(table) and df.isEmpty():
+                return
+            made = self._made(pipeline, df)
+            for name, rows in made.beside.items():
+                lake.write(name, rows, app=query, version=batch)
+            if made.events is not None:
+                self._publish(pipeline, made.events, query, batch)
+            lake.write(
+                table,
+                made.table,
+                app=query,
+                version=batch,
+                by=pipeline.by,
+                apart=pipeline.apart,
+                replacing="" if pipeline.sink == "add" else pipeline.live or WHOLE,
+            )
+        finally:
+            if not plain:
+                df.unpersist()
+
+    def _made(self, pipeline: Pipeline, df: DataFrame) -> Made:
+        before = None
+        if self.lake.has(pipeline.into):
+            before = self.lake.read(self.spark, pipeline.into, live=pipeline.live, whole=True)
+        if pipeline.asks:
+            known = {"table": before, "bus": self.root}
+            made = pipeline.transform(df, **{name: known[name] for name in pipeline.asks})
+            made = made if isinstance(made, Made) else Made(made)
+        else:
+            made = Made(upsert(before, df, pipeline.keys) if pipeline.sink == "upsert" else df)
+        if pipeline.to_topic and made.events is None:
+            key = next((n for n in ("key", *pipeline.keys) if n in df.columns), None)
+            rows = made.table if pipeline.asks else df
+            events = as_events(rows, pipeline.to_topic, pipeline.to_type, *([key] if key else []))
+            made = Made(made.table, made.beside, events)
+        return made
+
+    def _publish(self, pipeline: Pipeline, events: DataFrame, query: str, batch: int) -> None:
+        from pyspark.sql import functions as f
+
+        events = events.withColumn("actor", f.lit(f"{ACTOR}{pipeline.name}")).persist()
+        try:
+            count = events.count()
+            if count:
+                events.write.format("trunkline").mode("append").options(
+                    url=f"file:{self.root}", txnAppId=query, txnVersion=str(batch)
+                ).save()
+            have = self._published.get(pipeline.name, 0)
+            self._published[pipeline.name] = have + count
+        finally:
+            events.unpersist()
+
+    # -- pipelines of what is, not of what happened --------------------------------------------
+
+    def _snapshot(self, pipeline: Pipeline, version: int) -> None:
+        if pipeline.source == "groups":
+            df = self.spark.createDataFrame(self._groups(), _GROUPS)
+        else:
+            catalog = Catalog(self.root)
+            rows = [(self.root, t, p) for t, n in catalog.topics().items() for p in range(n)]
+            catalog.close()
+            df = self.spark.createDataFrame(rows, "root string, topic string, partition int")
+            df = df.repartition(max(1, min(len(rows), _TASKS)))
+        made = pipeline.transform(df)
+        table = made.table if isinstance(made, Made) else made
+        self.lake.write(pipeline.into, table, app=pipeline.name, version=version, replacing=WHOLE)
 
     def _groups(self) -> list[tuple[Any, ...]]:
         folder = Folder(self.root, StoreOptions(create=False, reserve_bytes=0))
@@ -208,12 +284,80 @@ class Runner:
         finally:
             folder.close()
 
-    def _note(self, outcome: Ran) -> None:
-        os.makedirs(self.lake.path, exist_ok=True)
-        known = {one.name: one for one in read_outcomes(self.lake)}
-        known[outcome.name] = outcome
+    # -- what is known of runs -----------------------------------------------------------------
+
+    @contextmanager
+    def _alone(self, pipeline: Pipeline) -> Iterator[None]:
+        """Nobody else runs this pipeline on this lake."""
+        place = os.path.join(self.lake.path, "_checks")
+        atomic.make_dir(place)
+        path = os.path.join(place, f"{pipeline.name}.lock")
+        fd = atomic.open_file(path, os.O_RDWR | os.O_CREAT)
+        try:
+            try:
+                atomic.lock(fd, 0.0, path)
+            except LockTimeout:
+                raise Conflict(
+                    f"pipeline {pipeline.name} runs already on {self.lake.path}",
+                    hint="wait for it, or name another --lake",
+                ) from None
+            yield
+        finally:
+            os.close(fd)
+
+    def _outcome(
+        self,
+        pipeline: Pipeline,
+        query: StreamingQuery | None,
+        problem: BaseException | None,
+        seconds: float,
+    ) -> Ran:
+        progress = query.recentProgress if query is not None else []
+        error = (cause_of(problem) or _first_line(problem)) if problem is not None else ""
+        outcome = Ran(
+            name=pipeline.name,
+            rows=self.lake.rows(pipeline.into),
+            seconds=round(seconds, 2),
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            version=max((one["batchId"] for one in progress), default=-1),
+            published=self._published.pop(pipeline.name, 0),
+            error=error,
+            events=sum(one["numInputRows"] for one in progress),
+        )
+        known = {one.name: one for one in read_outcomes(self.lake)} | {outcome.name: outcome}
+        atomic.make_dir(self.lake.path)
         path = os.path.join(self.lake.path, "_runs.json")
-        replace_file(path, msgspec.json.encode(list(known.values())) + b"\n")
+        atomic.replace_file(path, msgspec.json.encode(list(known.values())) + b"\n")
+        return outcome
+
+
+def upsert(table: DataFrame | None, rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+    """The table in which ``rows`` took the place of those with the same keys."""
+    from pyspark.sql import functions as f
+
+    if table is None:
+        return rows.orderBy(*keys)
+    old = table.select(f.struct(*rows.columns).alias("row"), f.lit(0).alias("new"))
+    new = rows.select(f.struct(*rows.columns).alias("row"), f.lit(1).alias("new"))
+    latest = f.max_by("row", "new").alias("row")
+    same = [f.col(f"row.`{key}`").alias(f"k{at}") for at, key in enumerate(keys)]
+    return old.unionByName(new).groupBy(*same).agg(latest).select("row.*").orderBy(*keys)
+
+
+def topic_shape(pattern: str) -> str:
+    """A pattern of topics as a regular expression. None is every topic; ``>`` alone leaves out what
+    the bus says of itself and dead letters; ``*.DLQ`` are the dead letters of every topic.
+    """
+    if not pattern:
+        return ".*"
+    if pattern == ">":
+        return r"(?!system\.)(?!.*\.DLQ$).*"
+    if pattern == "*.DLQ":
+        return r".*\.DLQ"
+    words = [re.escape(word) for word in pattern.split(".")]
+    if words[-1] == ">":
+        words[-1] = ".+"
+    return r"\.".join(r"[^.]+" if word == r"\*" else word for word in words)
 
 
 def read_outcomes(lake: Lake) -> list[Ran]:
@@ -225,54 +369,18 @@ def read_outcomes(lake: Lake) -> list[Ran]:
         return []
 
 
-def replay(
-    spark: SparkSession,
-    source: dict[str, str],
-    target: dict[str, str],
-    *,
-    where: str = "",
-    lake: Lake | None = None,
-) -> int:
-    """Send records of a log, or of the lake, to a topic once more. Returns how many."""
-    if lake is not None:
-        df = lake.read(spark, EVENTS).drop("date", "timestampType")
-        if source.get("subscribe"):
-            df = df.where(df.topic.isin(source["subscribe"].split(",")))
-    else:
-        given = {"includeHeaders": "true"} | source
-        df = spark.read.format("trunkline").options(**given).load().drop("timestampType")
-    df = pick(df, where) if where else df
-    own = ("offset", "partition", "id", "idem_key", "cause", "date")
-    columns = [column for column in df.columns if column not in own]
-    rows = df.orderBy("timestamp", "partition", "offset").select(*columns, df.id.alias("cause"))
-    if "topic" in target:
-        rows = rows.drop("topic")
-    count = df.count()
-    rows.coalesce(1).write.format("trunkline").options(**target).mode("append").save()
-    return count
+def _query_id(check: str) -> str:
+    """The id that Spark gave the query when its checkpoint was begun."""
+    with open(os.path.join(check, "metadata"), "rb") as file:
+        return str(msgspec.json.decode(file.read())["id"])
 
 
-def pick(df: DataFrame, where: str) -> DataFrame:
-    """The rows that a ``where`` wants: the same text as in subscribe and on the command line."""
-    from trunkline.where import to_spark
-
-    other = {"ts": "timestamp", "payload": "value"}
-    extra = {name: df[column] for name, column in other.items() if name not in df.columns}
-    return df.withColumns(extra).where(to_spark(where)).drop(*extra)
-
-
-def _wanted(pattern: str, topic: str) -> bool:
-    if pattern == ">":
-        return not topic.startswith("system.") and not topic.endswith(".DLQ")
-    if pattern.endswith(".DLQ"):
-        return topic.endswith(".DLQ")
-    return matches(pattern, topic)
-
-
-def _schema(columns: str) -> str:
-    from trunkline.spark.columns import COLUMNS, true_name
-
-    return ", ".join(f"`{name}` {COLUMNS[true_name(name)].ddl}" for name in columns.split(","))
+def _stop(query: StreamingQuery) -> None:
+    """Stop between two batches, for Spark is noisy when it is stopped within one."""
+    deadline = time.monotonic() + 30
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    query.stop()
 
 
 def _first_line(problem: BaseException) -> str:

@@ -1,8 +1,8 @@
 """Delta tables without a line of Java: executors write Parquet, one commit makes it a version.
 
 A commit carries the transaction ``(app, version)``, so a batch that is tried again finds itself
-done. A table only grows or is replaced; files that a crash left behind belong to no version and do
-no harm.
+done. The files and the commit are on the device before ``write`` returns. Files that a crash left
+behind belong to no version and do no harm; ``vacuum`` removes them.
 """
 
 from __future__ import annotations
@@ -11,27 +11,25 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
-from pyspark.sql.types import StructType
 
-from trunkline.errors import InvalidOption, NotFound
+from trunkline.errors import NotFound
+from trunkline.log import atomic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 EVENTS = "events"
+WHOLE: Final = "*"  # every row of a table is replaced
+_VACUUM_EVERY = 50  # versions
+_KEEP_HOURS = 1  # of what is no longer in the table, for those who still read it
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Lake:
@@ -50,55 +48,113 @@ class Lake:
         names = sorted(os.listdir(self.path)) if os.path.isdir(self.path) else []
         return [name for name in names if self.has(name)]
 
-    def read(self, spark: SparkSession, table: str) -> DataFrame:
-        """The table's newest version."""
-        if not self.has(table):
-            raise NotFound(
-                f"the lake has no table {table}", hint=f"tables: {', '.join(self.tables())}"
-            )
-        delta = _delta().DeltaTable(self.place(table))
-        files = delta.file_uris()
-        if not files:
-            from pyspark.sql.pandas.types import from_arrow_schema
+    def read(
+        self, spark: SparkSession, table: str, *, live: str = "", whole: bool = False
+    ) -> DataFrame:
+        """The table's newest version; only the rows whose column ``live`` is true, if that is
+        named. Columns whose name begins with ``_`` are for the next batch, and shown if ``whole``.
+        """
+        from pyspark.sql.types import StructType
 
-            return spark.createDataFrame(
-                [], from_arrow_schema(pa.schema(delta.schema().to_arrow()))
-            )
-        return spark.read.option("basePath", self.place(table)).parquet(*files)
+        delta = self._table(table)
+        schema = StructType.fromJson(json.loads(delta.schema().to_json()))
+        files = [path for path, values in _files(delta) if not live or values.get(live) == "true"]
+        if not files:
+            df = spark.createDataFrame([], schema)
+        else:
+            paths = [os.path.join(self.place(table), path) for path in files]
+            reader = spark.read.schema(schema).option("basePath", self.place(table))
+            df = reader.parquet(*paths)
+        hidden = [] if whole else [name for name in schema.names if name.startswith("_")]
+        return df.drop(*hidden) if hidden else df
+
+    def rows(self, table: str) -> int:
+        """How many rows the table has, by what its commits say."""
+        if not self.has(table):
+            return 0
+        actions = pa.table(self._table(table).get_add_actions(flatten=True))
+        return int(pc.sum(actions["num_records"]).as_py() or 0)
 
     def version(self, table: str, app: str) -> int:
         """The last version that ``app`` wrote; -1 if there is none."""
         if not self.has(table):
             return -1
-        found = _delta().DeltaTable(self.place(table)).transaction_version(app)
+        found = self._table(table).transaction_version(app)
         return -1 if found is None else int(found)
 
-    def replace(self, table: str, df: DataFrame, *, app: str, version: int) -> int:
-        """Put ``df`` in the place of the table, once for each version. Returns its rows."""
-        rows = df.toArrow()
-        if self.version(table, app) < version:
-            self._write(table, rows, "overwrite", app, version)
-        return int(rows.num_rows)
+    def write(
+        self,
+        table: str,
+        df: DataFrame,
+        *,
+        app: str,
+        version: int,
+        by: Sequence[str] = (),
+        apart: Sequence[str] = (),
+        replacing: str = "",
+    ) -> None:
+        """Add the rows, once for each version, in one commit. ``replacing`` takes others away in
+        the same commit: all (``WHOLE``), or those whose column of that name is true.
 
-    def append(self, table: str, df: DataFrame, *, app: str, version: int) -> int:
-        """Add ``df`` to the table, once for each version. Returns its rows."""
+        ``by`` are the columns that the table is partitioned by; ``apart`` those whose values are
+        kept in files of their own.
+        """
         if self.version(table, app) >= version:
-            return 0
-        rows = df.toArrow()
-        self._write(table, rows, "append", app, version)
-        return int(rows.num_rows)
+            return
+        by = (*by, *([replacing] if replacing not in ("", WHOLE) else []))
+        place = self.place(table)
+        atomic.make_dir(place)
+        written = df.mapInArrow(_writing(place, tuple(by), tuple(apart)), "file string").collect()
+        files = [json.loads(row.file) for row in written]
+        self._commit(table, df.schema, files, by, replacing, (app, version))
 
-    def _write(self, table: str, rows: pa.Table, mode: str, app: str, version: int) -> None:
-        delta = _delta()
-        os.makedirs(self.place(table), exist_ok=True)
-        done = delta.Transaction(app, version)
-        delta.write_deltalake(
-            self.place(table),
-            rows,
-            mode=mode,
-            schema_mode="overwrite" if mode == "overwrite" else None,
-            commit_properties=delta.CommitProperties(app_transactions=[done]),
-        )
+    def _commit(
+        self,
+        table: str,
+        schema: StructType,
+        files: list[dict[str, Any]],
+        by: Sequence[str],
+        replacing: str,
+        transaction: tuple[str, int],
+    ) -> None:
+        from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+
+        delta, place = _delta(), self.place(table)
+        shape = delta.Schema.from_json(_loose(schema))
+        done = delta.CommitProperties(app_transactions=[delta.Transaction(*transaction)])
+        actions: list[Any] = [AddAction(**file) for file in files]
+        newest = 0
+        if not self.has(table):
+            create_table_with_add_actions(
+                place, shape, actions, "append", list(by), commit_properties=done
+            )
+        else:
+            have = self._table(table)
+            if replacing not in ("", WHOLE):
+                now = time.time_ns() // 1_000_000
+                actions += [
+                    RemoveAction(path, True, now, None, values)
+                    for path, values in _files(have)
+                    if values[replacing] == "true"
+                ]
+            have.create_write_transaction(
+                actions,
+                "overwrite" if replacing == WHOLE else "append",
+                shape,
+                partition_by=list(by),
+                commit_properties=done,
+            )
+            newest = self._table(table).version()
+        _sync(os.path.join(place, "_delta_log", f"{newest:020}.json"))
+        if replacing and newest % _VACUUM_EVERY == _VACUUM_EVERY - 1:
+            self._table(table).vacuum(_KEEP_HOURS, dry_run=False, enforce_retention_duration=False)
+
+    def _table(self, table: str) -> Any:
+        if not self.has(table):
+            raise NotFound(
+                f"the lake has no table {table}", hint=f"tables: {', '.join(self.tables())}"
+            )
+        return _delta().DeltaTable(self.place(table))
 
 
 class LakeFile(NamedTuple):
@@ -129,125 +185,67 @@ def event_files(lake: str) -> list[LakeFile]:
     ]
 
 
-@dataclass
-class Written(WriterCommitMessage):
-    """The files that a task wrote, each as the arguments of an add action."""
-
-    files: list[dict[str, Any]]
-    query: str
-
-
-class DeltaSource(DataSource):
-    """``format("trunkline_lake")``: a sink for a Delta table, option ``path``."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "trunkline_lake"
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        if overwrite:
-            raise InvalidOption("this sink adds to a table", hint="use mode append")
-        return DeltaBatchSink(self.options, schema)
-
-    def streamWriter(  # noqa: N802
-        self,
-        schema: StructType,
-        overwrite: bool,  # noqa: ARG002
-    ) -> DataSourceStreamArrowWriter:
-        return DeltaStreamSink(self.options, schema)
+def _files(delta: Any) -> list[tuple[str, dict[str, str]]]:
+    """Each file of a table, with the values it is partitioned by, as text."""
+    found = []
+    for one in pa.table(delta.get_add_actions(flatten=True)).to_pylist():
+        values = {
+            name.removeprefix("partition."): str(value).lower() if value is True else str(value)
+            for name, value in one.items()
+            if name.startswith("partition.")
+        }
+        found.append((one["path"], values))
+    return found
 
 
-class _Table:
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        if not options.get("path"):
-            raise InvalidOption("option 'path' is missing: the folder of the table")
-        self.root = os.path.abspath(options["path"].removeprefix("file:"))
-        self.by = tuple(n.strip() for n in options.get("partitionBy", "").split(",") if n.strip())
-        self.apart = tuple(n for n in options.get("apart", "").split(",") if n)
-        self.app = options.get("txnAppId", "")
-        self.schema = schema
+def _loose(schema: StructType) -> str:
+    """The schema as JSON, every column nullable: what a query knows never to be null differs from
+    one version to the next.
+    """
+    shape = json.loads(schema.json())
+    for field in shape["fields"]:
+        field |= {"nullable": True, "metadata": {}}
+    return json.dumps(shape)
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
-        from pyspark import TaskContext
 
-        context = TaskContext.get()
-        query = context.getLocalProperty("sql.streaming.queryId") if context else None
-        writers: dict[tuple[Any, ...], _File] = {}
-        split = (*self.by, *self.apart)
+def _sync(path: str) -> None:
+    """A file that another library wrote, on the device with its name."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    atomic.sync_dir(os.path.dirname(path))
+
+
+def _writing(
+    place: str, by: tuple[str, ...], apart: tuple[str, ...]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What a task does: rows in, files out, each as the arguments of an add action."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        open_: dict[tuple[Any, ...], _File] = {}
+        split = (*by, *apart)
         for batch in batches:
             for key, rows in _groups(batch, split):
-                if key not in writers:
-                    writers[key] = _File(self.root, dict(zip(split, key, strict=True)), self.by)
-                writers[key].write(rows)
-        return Written([file.close() for file in writers.values()], query or "")
+                if key not in open_:
+                    open_[key] = _File(place, dict(zip(split, key, strict=True)), by)
+                open_[key].write(rows)
+        made = [json.dumps(file.close()) for file in open_.values()]
+        yield pa.RecordBatch.from_arrays([pa.array(made, pa.string())], names=["file"])
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], version: int | None) -> None:
-        from deltalake import Schema
-        from deltalake.transaction import AddAction, create_table_with_add_actions
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        delta = _delta()
-        written = [one for one in messages if isinstance(one, Written)]
-        app = self.app or next((one.query for one in written if one.query), "")
-        files = [AddAction(**file) for one in written for file in one.files]
-        properties = None
-        if version is not None and app:
-            table = self.root if os.path.isdir(os.path.join(self.root, "_delta_log")) else None
-            done = delta.DeltaTable(table).transaction_version(app) if table else None
-            if done is not None and done >= version:
-                return
-            transaction = delta.Transaction(app, version)
-            properties = delta.CommitProperties(app_transactions=[transaction])
-        schema = Schema.from_arrow(to_arrow_schema(self.schema, timezone="UTC"))
-        os.makedirs(self.root, exist_ok=True)
-        if not os.path.isdir(os.path.join(self.root, "_delta_log")):
-            create_table_with_add_actions(
-                self.root,
-                schema,
-                files,
-                mode="append",
-                partition_by=list(self.by),
-                commit_properties=properties,
-            )
-        elif files:
-            delta.DeltaTable(self.root).create_write_transaction(
-                files, "append", schema, partition_by=list(self.by), commit_properties=properties
-            )
-
-
-class DeltaBatchSink(DataSourceArrowWriter):
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._table = _Table(options, schema)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._table.write(iterator)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._table.commit(messages, None)
-
-
-class DeltaStreamSink(DataSourceStreamArrowWriter):
-    """Exactly once per query and batch."""
-
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._table = _Table(options, schema)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._table.write(iterator)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._table.commit(messages, batchId)
+    return write
 
 
 class _File:
     """One Parquet file of one partition of the table, being written."""
 
     def __init__(self, root: str, values: dict[str, Any], by: tuple[str, ...]) -> None:
-        self._values = {name: values[name] for name in by}
-        folder = "/".join(f"{name}={value}" for name, value in self._values.items())
+        self._values = {name: _text(values[name]) for name in by}
+        folder = "/".join(f"{n}={_NULL if v is None else v}" for n, v in self._values.items())
         self._name = os.path.join(folder, f"part-{uuid.uuid4().hex}.parquet")
         self._path = os.path.join(root, self._name)
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        atomic.make_dir(os.path.dirname(self._path))
         self._writer: pq.ParquetWriter | None = None
         self._rows = 0
         self._low: dict[str, Any] = {}
@@ -255,10 +253,11 @@ class _File:
 
     def write(self, batch: pa.RecordBatch) -> None:
         for name in ("partition", "offset"):
-            if name in batch.schema.names:
+            if name in batch.schema.names and pa.types.is_integer(batch.schema.field(name).type):
                 found = pc.min_max(batch.column(name)).as_py()
-                self._low[name] = min(found["min"], self._low.get(name, found["min"]))
-                self._high[name] = max(found["max"], self._high.get(name, found["max"]))
+                if found["min"] is not None:
+                    self._low[name] = min(found["min"], self._low.get(name, found["min"]))
+                    self._high[name] = max(found["max"], self._high.get(name, found["max"]))
         batch = batch.drop_columns(list(self._values))
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._path, batch.schema, compression="zstd")
@@ -268,21 +267,30 @@ class _File:
     def close(self) -> dict[str, Any]:
         assert self._writer is not None
         self._writer.close()
+        _sync(self._path)
         stats = {"numRecords": self._rows, "minValues": self._low, "maxValues": self._high}
         return {
             "path": self._name,
             "size": os.path.getsize(self._path),
-            "partition_values": {k: str(v) for k, v in self._values.items()},
+            "partition_values": self._values,
             "modification_time": time.time_ns() // 1_000_000,
             "data_change": True,
             "stats": json.dumps(stats | {"nullCount": dict.fromkeys(self._low, 0)}),
         }
 
 
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _groups(
     batch: pa.RecordBatch, names: tuple[str, ...]
 ) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
     """The rows of each combination of the values of ``names``."""
+    if not batch.num_rows:
+        return
     if not names:
         yield (), batch
         return
@@ -294,7 +302,12 @@ def _groups(
             return
         mask = None
         for name in names:
-            same = pc.equal(batch.column(name), pa.scalar(values[name], batch.column(name).type))
+            column = batch.column(name)
+            same = (
+                pc.is_null(column)
+                if values[name] is None
+                else pc.fill_null(pc.equal(column, pa.scalar(values[name], column.type)), False)
+            )
             mask = same if mask is None else pc.and_(mask, same)
         yield tuple(values[name] for name in names), batch.filter(mask)
 

@@ -20,7 +20,8 @@ SIGNATURE = (
     "dead_letters",
     about="dead letters grouped by what their error comes down to",
     topics="*.DLQ",
-    columns="headers,timestamp,id",
+    columns="headers,timestamp",
+    keys=("topic", "group", "reason", "signature"),
     chart=("signature", "letters"),
 )
 def transform(df: DataFrame) -> DataFrame:
@@ -34,6 +35,7 @@ def transform(df: DataFrame) -> DataFrame:
         "CAST(headers['dlq-offset'] AS BIGINT) AS origin",
         "timestamp",
     ).where("topic IS NOT NULL")
+    first_and_last = "array_distinct(array(min_by({0}, timestamp), max_by({0}, timestamp)))"
     return (
         letters.withColumn("signature", f.expr(SIGNATURE))
         .groupBy("topic", "group", "reason", "signature")
@@ -41,8 +43,7 @@ def transform(df: DataFrame) -> DataFrame:
             f.count("*").alias("letters"),
             f.min("timestamp").alias("first_seen"),
             f.max("timestamp").alias("last_seen"),
-            f.slice(f.collect_set("error"), 1, 3).alias("examples"),
-            f.slice(f.sort_array(f.collect_set("origin")), 1, 10).alias("offsets"),
+            f.expr(first_and_last.format("error")).alias("examples"),
+            f.expr(first_and_last.format("origin")).alias("offsets"),
         )
-        .orderBy(f.desc("letters"))
     )

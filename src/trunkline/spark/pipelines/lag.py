@@ -28,5 +28,5 @@ def transform(df: DataFrame) -> DataFrame:
             f.count("*").alias("partitions"),
             f.sum(f.greatest(f.lit(0), f.col("first") - 1 - f.col("floor"))).alias("lost"),
         )
-        .orderBy(f.desc("lag"))
+        .orderBy(f.desc("lag"), "topic", "group")
     )

@@ -9,8 +9,9 @@ from trunkline.spark.pipelines import pipeline
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-AUDIT = """topic STRING, `group` STRING, action STRING, published DOUBLE, delivered DOUBLE,
-    settled DOUBLE, attempt INT"""
+AUDIT = """what STRING, topic STRING, `group` STRING, attempt INT, waited_s DOUBLE,
+    held_s DOUBLE"""
+SETTLED = ("ack", "nack", "term")
 
 
 @pipeline(
@@ -18,17 +19,27 @@ AUDIT = """topic STRING, `group` STRING, action STRING, published DOUBLE, delive
     about="publish to delivery to settled, p50 p95 p99 per topic and group",
     topics="system.bus.audit",
     columns="value",
+    keys=("topic", "group"),
     chart=("topic", "deliver_p95_ms"),
 )
 def transform(df: DataFrame) -> DataFrame:
-    """Audit records say when (epoch seconds) a record was published, delivered and settled."""
+    """An audit record of a settled delivery says how long it had waited since it was published, and
+    how long it was held.
+    """
     from pyspark.sql import functions as f
 
-    audit = df.select(f.from_json("value", AUDIT).alias("a")).select("a.*").where("topic <> ''")
-    deliver, settle = "(delivered - published) * 1000", "(settled - delivered) * 1000"
-    parts = [f.count("*").alias("records"), f.avg("attempt").alias("attempts")]
-    for name, span in (("deliver", deliver), ("settle", settle)):
+    settled = (
+        df.select(f.from_json("value", AUDIT).alias("a"))
+        .select("a.*")
+        .where(f.col("what").isin(*SETTLED) & f.col("waited_s").isNotNull())
+    )
+    parts = [
+        f.count("*").alias("records"),
+        f.count_if(f.col("what") == "ack").alias("acked"),
+        f.avg("attempt").alias("attempts"),
+    ]
+    for name, span in (("deliver", "waited_s"), ("settle", "held_s")):
         for percent in (50, 95, 99):
-            part = f.expr(f"percentile_approx({span}, {percent / 100})")
+            part = f.expr(f"percentile_approx({span} * 1000, {percent / 100}, 1000)")
             parts.append(part.alias(f"{name}_p{percent}_ms"))
-    return audit.groupBy("topic", "group").agg(*parts).orderBy("topic", "group")
+    return settled.groupBy("topic", "group").agg(*parts)

@@ -16,8 +16,9 @@ from trunkline.errors import (
     TrunklineError,
     UnsupportedFormat,
 )
+from trunkline.event import encode_event
 from trunkline.log.folder import Folder, GroupKey
-from trunkline.options import GroupOptions, StoreOptions, TopicOptions
+from trunkline.options import GroupOptions, Limits, StoreOptions, TopicOptions
 
 from .conftest import Opener
 from .events import TOPIC, event, payloads, publish, put
@@ -124,3 +125,19 @@ def test_members_tidy_up_after_the_dead(folder: Folder, opener: Opener, root: st
     assert set(os.listdir(f"{root}/members")) == {other.member, third.member}
     third.close()
     assert set(os.listdir(f"{root}/members")) == {other.member}
+
+
+def test_a_topic_is_there_as_long_as_its_records_are(folder: Folder, root: str) -> None:
+    folder.define(TOPIC, TopicOptions(partitions=3))
+    put(folder, event(1))
+    folder.append(TOPIC, 2, [encode_event(event(2), Limits())], [event(2)])
+    os.unlink(f"{root}/topics.json")
+    os.unlink(f"{root}/wal/{TOPIC}.head")
+    os.unlink(f"{root}/wal/{TOPIC}~2.head")
+
+    again = Folder(root)
+
+    assert again.topics()[TOPIC].partitions == 3
+    assert again.has_topic(TOPIC)
+    assert [record.event.payload for record in again.read(TOPIC, 2, 1, 9)] == [2]
+    again.close()

@@ -213,3 +213,29 @@ def test_salvage_of_the_last_segment(folder: Folder, root: str, opener: Opener) 
         payloads(other)
     assert upkeep.salvage(other, TOPIC, 0) == [(2, 2)]
     assert payloads(other) == {1: "a", 3: "c", 4: "d"}
+
+
+@pytest.mark.parametrize("gone", [(1,), (2,), (3,), (1, 2), (2, 3), (1, 2, 3)])
+def test_verify_misses_a_file_wherever_it_was(
+    folder: Folder, root: str, opener: Opener, gone: tuple[int, ...]
+) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=2))
+    publish(folder, range(1, 6))
+    assert list(upkeep.verify(folder, TOPIC, 0)) == []
+    for number in gone:
+        os.unlink(f"{root}/wal/t.{number:08d}.jsonl")
+
+    found = list(upkeep.verify(opener(), TOPIC, 0))
+
+    assert any(finding.severe for finding in found)
+
+
+def test_verify_finds_nothing_missing_where_it_was_removed_on_purpose(folder: Folder) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=2, retention_records=3))
+    publish(folder, range(1, 10))
+    upkeep.retain(folder, TOPIC, 0)
+    assert list(upkeep.verify(folder, TOPIC, 0)) == []
+    upkeep.trim(folder, TOPIC, 0, 9)
+    assert list(upkeep.verify(folder, TOPIC, 0)) == []
+    upkeep.trim(folder, TOPIC, 0, 10)
+    assert list(upkeep.verify(folder, TOPIC, 0)) == []

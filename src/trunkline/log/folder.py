@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from trunkline.clock import Clock, SystemClock
 from trunkline.errors import (
@@ -124,13 +125,23 @@ class Folder:
     # -- topics --------------------------------------------------------------------------------
 
     def topics(self) -> dict[str, TopicOptions]:
-        """Every topic there is: those that were defined, and those that were published to."""
+        """Every topic there is: those that were defined, and those that were published to, also
+        where a head or ``topics.json`` was lost since.
+        """
         found = dict(self._defined())
         for folder in ("wal", "dlq"):
+            in_dlq = folder == "dlq"
+            stems: set[str] = set()
             for name in os.listdir(os.path.join(self.path, folder)):
                 if name.endswith(".head"):
-                    topic, _ = layout.parse_stem(name.removesuffix(".head"), folder == "dlq")
-                    found.setdefault(topic, _DEFAULT)
+                    stems.add(name.removesuffix(".head"))
+                elif segment := layout.parse_segment(name.removesuffix(".corrupt"), in_dlq):
+                    stems.add(segment[0])
+            for stem in stems:
+                topic, partition = layout.parse_stem(stem, in_dlq)
+                options = found.setdefault(topic, _DEFAULT)
+                if partition >= options.partitions:
+                    found[topic] = replace(options, partitions=partition + 1)
         return found
 
     def topic(self, name: str) -> TopicOptions:
@@ -145,7 +156,8 @@ class Folder:
 
     def has_topic(self, name: str) -> bool:
         stem = layout.log_stem(check_topic(name), 0)
-        return name in self._defined() or os.path.exists(os.path.join(self.path, stem + ".head"))
+        head = os.path.join(self.path, stem + ".head")
+        return name in self._defined() or os.path.exists(head) or name in self.topics()
 
     def define(self, name: str, options: TopicOptions) -> None:
         """Set the options of a topic. Partitions can be added, not taken away."""

@@ -274,6 +274,29 @@ def test_two_of_the_same_bridge_do_not_run_at_once(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("start", KINDS)
+@pytest.mark.parametrize("end", KINDS)
+def test_bridges_with_topics_in_common_double_nothing(tmp_path: Path, start: str, end: str) -> None:
+    """One is ahead, now this and now that; each begins anew at times; both meet every event."""
+    source, sink = (f"{kind}:{tmp_path}/{n}" for n, kind in enumerate((start, end)))
+    choices = ((), ("topic.*", "kind0", "kind1"))
+    told: list[str] = []
+    for turn in range(4):
+        told += fill(source, 3, len(told))
+        with (
+            open_bridge(source, sink, choices[turn % 2]) as ahead,
+            open_bridge(source, sink, choices[1 - turn % 2]) as behind,
+        ):
+            for bridge in (ahead, behind, ahead):
+                bridge.step()
+                told += fill(source, 2, len(told))
+            behind.step()
+    with open_bridge(source, sink) as one, open_bridge(source, sink, choices[1]) as other:
+        one.run()
+        other.run()
+    assert content(sink) == sorted(told)
+
+
 def test_what_a_bus_cannot_hold_stops_the_bridge_or_is_passed_over(tmp_path: Path) -> None:
     spool = Spool(str(tmp_path / "a"), create=True)
     spool.publish("x", "t", "low", "first")

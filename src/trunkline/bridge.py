@@ -8,6 +8,9 @@ event whose origin is found there is not written again (a spool needs no look: t
 follows from the origin). Nothing goes round in circles, because an event also keeps the list of
 places it came through, and is not carried to a place it has seen.
 
+Bridges that share a sink may meet the same events. They write in turns, each after a look at what
+the others wrote; and one that is not alone looks at all of the sink when it begins.
+
 The notes are an append-only journal beside the sink, one line for each batch; a torn last line is a
 note that was not made.
 """
@@ -59,6 +62,8 @@ POLL_S: Final = 0.2
 
 _COMPACT_BYTES = 256 * 1024
 _NAME_PART_BYTES = 80
+_TURN_S = 60.0
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 Json = dict[str, Any]
 
 
@@ -135,8 +140,10 @@ class Bridge:
         self._batch = batch
         # Another choice of topics is another bridge: it has not seen what this one left out.
         choice = hashlib.sha256(",".join(self._topics).encode()).hexdigest()[:8]
-        self._journal = _Journal(sink.state_file(f"{source.place}-{choice}"), source.fold)
-        sink.resume(self._journal.standing)
+        path = sink.state_file(f"{source.place}-{choice}")
+        self._journal = _Journal(path, source.fold)
+        self._turn = os.open(sink.state_file("all") + ".lock", _FLAGS, 0o600)
+        sink.resume(self._journal.standing if _is_only(path, sink) else {})
         source.done(self._journal.cursor)
 
     def step(self) -> bool:
@@ -152,9 +159,9 @@ class Bridge:
             chosen.extend(item for item in items if self._wanted(item))
         except InvalidEvent:
             # What comes before it goes on its way. Without a note it is met again, and recognised.
-            self.counts.copied += self._sink.put(chosen)
+            self.counts.copied += self._put(chosen)
             raise
-        written = self._sink.put(chosen)
+        written = self._put(chosen)
         self.counts.copied += written
         self.counts.already += len(chosen) - written
         self._journal.note(note, self._sink.standing())
@@ -170,6 +177,14 @@ class Bridge:
     def close(self) -> None:
         """Let go of the journal. Source and sink belong to whoever opened them."""
         self._journal.close()
+        os.close(self._turn)
+
+    def _put(self, items: list[Parcel]) -> int:
+        atomic.lock(self._turn, _TURN_S, self._sink.place)
+        try:
+            return self._sink.put(items)
+        finally:
+            atomic.unlock(self._turn)
 
     def _wanted(self, item: Parcel) -> bool:
         topic = item.event.topic
@@ -193,7 +208,18 @@ class Bridge:
         return True
 
 
-class SpoolPlace:
+class _Place:
+    """What not every place has a use for."""
+
+    rewound = False
+
+    def done(self, note: Json) -> None: ...
+    def resume(self, standing: Json) -> None: ...
+    def check(self, item: Parcel) -> None: ...
+    def close(self) -> None: ...
+
+
+class SpoolPlace(_Place):
     """A spool directory, as a source or a sink.
 
     As a source it gives pending and processed events, so that one which was acknowledged early is
@@ -205,7 +231,6 @@ class SpoolPlace:
         self._spool = spools.Spool(directory, create=create)
         self._path = os.path.abspath(directory)
         self._ack = ack
-        self.rewound = False
         self.place = _place_id(os.path.join(self._path, ".place"))
 
     def fetch(self, cursor: Json, limit: int) -> tuple[list[Parcel], Json]:
@@ -235,20 +260,11 @@ class SpoolPlace:
     def state_file(self, name: str) -> str:
         return os.path.join(self._path, f".bridge-{name}.journal")
 
-    def resume(self, standing: Json) -> None:
-        pass
-
-    def check(self, item: Parcel) -> None:
-        pass
-
     def put(self, items: list[Parcel]) -> int:
         return sum(self._put(item) for item in items)
 
     def standing(self) -> Json:
         return {}
-
-    def close(self) -> None:
-        pass
 
     def _item(self, name: str) -> Parcel | None:
         # It may move while we look, and only from the first folder to the second.
@@ -274,7 +290,7 @@ class SpoolPlace:
             us += 1
 
 
-class NdjsonPlace:
+class NdjsonPlace(_Place):
     """An NDJSON file, as a source or a sink. A file that was cut or replaced is read again from its
     start; what the sink holds of it already is not written twice.
     """
@@ -287,8 +303,8 @@ class NdjsonPlace:
         os.makedirs(folder, exist_ok=True)
         self._hidden = os.path.join(folder, f".{name}")
         self.place = _place_id(self._hidden + ".place")
-        self.rewound = False
         self._known: set[str] = set()
+        self._seen = 0  # how far into the file we know what it holds
 
     def fetch(self, cursor: Json, limit: int) -> tuple[list[Parcel], Json]:
         mark = ndjson.Mark(**cursor) if cursor else None
@@ -311,44 +327,41 @@ class NdjsonPlace:
     def fold(self, cursor: Json, note: Json) -> Json:  # noqa: ARG002 -- the newest mark is all
         return note
 
-    def done(self, note: Json) -> None:
-        pass
-
     def state_file(self, name: str) -> str:
         return f"{self._hidden}.bridge-{name}.journal"
 
     def resume(self, standing: Json) -> None:
-        start = standing.get("byte", 0)
+        self._seen = standing.get("byte", 0)
+        self._look()
+
+    def _look(self) -> None:
+        """Take in what came since we last looked."""
         with suppress(FileNotFoundError), open(self._file, "rb") as file:
-            if start > os.fstat(file.fileno()).st_size:
-                start = 0
-            file.seek(start)
+            if self._seen > os.fstat(file.fileno()).st_size:
+                self._seen = 0
+            file.seek(self._seen)
             for line in file:
+                if not line.endswith(b"\n"):  # half-written: perhaps there is more of it later
+                    return
+                self._seen += len(line)
                 value = ndjson.decode_line(line)
                 headers = value.get("headers") if value is not None else None
                 if isinstance(headers, dict) and isinstance(headers.get(ORIGIN), str):
                     self._known.add(headers[ORIGIN])
 
-    def check(self, item: Parcel) -> None:
-        pass
-
     def put(self, items: list[Parcel]) -> int:
+        self._look()
         fresh = [item for item in items if item.origin not in self._known]
         if fresh:
             ndjson.append([to_line(item) for item in fresh], self._file)
+            self._seen = os.path.getsize(self._file)  # our own we meet only once
         return len(fresh)
 
     def standing(self) -> Json:
-        try:
-            return {"byte": os.path.getsize(self._file)}
-        except FileNotFoundError:
-            return {"byte": 0}
-
-    def close(self) -> None:
-        pass
+        return {"byte": self._seen}
 
 
-class StorePlace:
+class StorePlace(_Place):
     """A bus folder, as a source or a sink."""
 
     def __init__(self, folder: str, *, create: bool = False) -> None:
@@ -356,8 +369,7 @@ class StorePlace:
         self._bus = sync.open(f"file:{self._path}", create=create)
         with open(os.path.join(self._path, "bus.json"), "rb") as file:
             self.place = str(json.loads(file.read())["id"])
-        self.rewound = False
-        self._standing: dict[str, dict[str, int]] = {}
+        self._standing: dict[str, dict[str, int]] = {}  # how far we know what a topic holds
         self._known: dict[str, set[str]] = {}
 
     def fetch(self, cursor: Json, limit: int) -> tuple[list[Parcel], Json]:
@@ -380,9 +392,6 @@ class StorePlace:
     def fold(self, cursor: Json, note: Json) -> Json:
         return {**cursor, **note}
 
-    def done(self, note: Json) -> None:
-        pass
-
     def state_file(self, name: str) -> str:
         folder = os.path.join(self._path, "bridge")
         atomic.make_dir(folder)
@@ -399,9 +408,10 @@ class StorePlace:
 
     def put(self, items: list[Parcel]) -> int:
         by_topic: dict[str, list[Event]] = {}
-        for item in items:
-            event = to_event(item)
-            if item.origin not in self._known_in(event.topic):
+        events = [to_event(item) for item in items]
+        known = {topic: self._known_in(topic) for topic in {event.topic for event in events}}
+        for item, event in zip(items, events, strict=True):
+            if item.origin not in known[event.topic]:
                 by_topic.setdefault(event.topic, []).append(event)
         for topic, events in by_topic.items():
             ends = self._standing.setdefault(topic, {})
@@ -418,17 +428,15 @@ class StorePlace:
         self._bus.close()
 
     def _known_in(self, topic: str) -> set[str]:
-        """The origins a topic holds from where it was last noted on; looked up once."""
-        known = self._known.get(topic)
-        if known is None:
-            known = self._known[topic] = set()
-            ends = self._standing.get(topic, {})
-            options = self._bus.topics().get(topic)
-            for partition in range(options.partitions if options else 0):
-                at = ends.get(str(partition), 1)
-                while records := self._read(topic, partition, at, 1000):
-                    known.update(r.event.headers.get(ORIGIN, "") for r in records)
-                    at = records[-1].offset + 1
+        """The origins a topic holds, from where it was last noted on and up to now."""
+        known = self._known.setdefault(topic, set())
+        ends = self._standing.setdefault(topic, {})
+        options = self._bus.topics().get(topic)
+        for partition in range(options.partitions if options else 0):
+            at = ends.get(str(partition), 1)
+            while records := self._read(topic, partition, at, 1000):
+                known.update(r.event.headers.get(ORIGIN, "") for r in records)
+                ends[str(partition)] = at = records[-1].offset + 1
         return known
 
     def _read(self, topic: str, partition: int, start: int, limit: int) -> list[Record]:
@@ -489,6 +497,14 @@ def _split(url: str) -> tuple[str, str]:
     return scheme, place
 
 
+def _is_only(path: str, sink: Target) -> bool:
+    """Whether no other bridge has left notes beside this sink."""
+    before, after = sink.state_file("\0").split("\0")
+    folder, start = os.path.split(before)
+    names = {n for n in os.listdir(folder) if n.startswith(start) and n.endswith(after)}
+    return names <= {os.path.basename(path)}
+
+
 def _place_id(path: str) -> str:
     """The lasting name of a place, made on first use. Whoever links it first names it."""
     while True:
@@ -515,12 +531,11 @@ class _Journal:
         self._fold = fold
         self.cursor: Json = {}
         self.standing: Json = {}
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._lock = os.open(path + ".lock", flags, 0o600)
+        self._lock = os.open(path + ".lock", _FLAGS, 0o600)
         try:
             atomic.lock(self._lock, 1.0, path)
             self._load()
-            self._fd = os.open(path, flags | os.O_APPEND, 0o600)
+            self._fd = os.open(path, _FLAGS | os.O_APPEND, 0o600)
             atomic.sync_dir(os.path.dirname(path))
         except BaseException:
             os.close(self._lock)

@@ -19,6 +19,7 @@ from trunkline.log import atomic, layout
 from trunkline.log.line import Damaged, Seal, offset_at, parse
 
 _CHUNK = 64 * 1024
+_NEAR = 256 * 1024  # more than lies between two entries of an index
 _DIGEST = b"\x50\x2a\x4d\x18\x04\0\0\0"  # begins a frame of four bytes that zstd passes over
 DIGEST_SIZE = len(_DIGEST) + 4
 
@@ -173,6 +174,12 @@ class Segment:
         position = 0
         if at >= 0 and entries[at].position < end and self.points_at(entries[at]):
             position = entries[at].position
+        near = self.read(position, max(0, min(_NEAR, end - position)))
+        mark = b'\n{"offset":%d,' % offset  # no other line holds it: JSON escapes its newlines
+        if near.startswith(mark[1:]):
+            return position
+        if (step := near.find(mark)) >= 0:
+            return position + step + 1
         for place, line in self.lines(position, end):
             found = offset_at(line[:64])
             if found is not None and found >= offset:

@@ -93,7 +93,7 @@ class HeadFile:
         return True
 
     def _open(self, *, may_write: bool) -> int:
-        """To write, too: whoever reads now may append later. Who may not is a reader and no more."""
+        """To write, too: who reads now may append later. Who may not is a reader and no more."""
         try:
             return atomic.open_file(self.path, os.O_RDWR)
         except OSError as error:

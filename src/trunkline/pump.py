@@ -12,9 +12,11 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from datetime import datetime
 from typing import NamedTuple, Protocol
+
+from msgspec.json import encode
 
 from trunkline.bus import Delivery, Outcome
 from trunkline.clock import Clock
@@ -22,7 +24,6 @@ from trunkline.dead import write_letter
 from trunkline.errors import LockTimeout, OutOfRange, StorageFull, TrunklineError
 from trunkline.event import RANK, Event, Record
 from trunkline.group import Group, Item, Lease, Taken, backoff_s
-from trunkline.log.recovery import READ_BYTES
 from trunkline.options import TtlPolicy
 from trunkline.ranges import compress
 from trunkline.store import GroupKey, Store
@@ -32,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 _NEVER = float("inf")
 _READ_RECORDS = 1024
-_AHEAD_BYTES = 16 * 1024 * 1024
+_AHEAD_BYTES = 2 * 1024 * 1024  # of all pumps together
+_SPARE_RECORDS = 64
 _ACK_S = 0.005
 _RETRY_S = 0.2
 _CLOSE_S = 1.0
@@ -74,8 +76,10 @@ class Pump:
         clock: Clock,
         draw: Callable[[], float] = random.random,
         hooks: Hooks = Hooks(),
+        others: Sized = (),
     ) -> None:
         self.key = key
+        self._others = others
         self._store = store
         self._ttl = ttl
         self._clock = clock
@@ -99,6 +103,7 @@ class Pump:
         self._written: list[int] = []  # offsets whose dead letters are durable
         self._buried: list[_Dead] = []
         self._wake = asyncio.Event()
+        self._told = True  # whether more than a new record may have happened
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._until = _NEVER  # when the first of what subscribers hold may have timed out
@@ -154,9 +159,11 @@ class Pump:
         return not self._outlets
 
     def wake(self) -> None:
+        self._told = True
         self._wake.set()
 
-    def _rung(self, _topic: str | None) -> None:
+    def _rung(self, topic: str | None) -> None:
+        self._told = self._told or topic is None  # by another process, perhaps: the group changed
         self._wake.set()
 
     # -- what deliveries say -------------------------------------------------------------------
@@ -175,7 +182,7 @@ class Pump:
             self._nacks.append((delivery.lease, delay_s, reason))
         else:
             self._terms.append(_Dead(delivery.lease, "rejected", reason))
-        self._wake.set()
+        self.wake()
 
     def _is_waited_for(self) -> bool:
         """Whether an ack lets something else be handed out. If not it is written down together with
@@ -187,23 +194,22 @@ class Pump:
     def _note_acks(self) -> None:
         self._timer = None
         if self._acks:
-            self._wake.set()
+            self.wake()
 
     def extend(self, delivery: Delivery) -> None:
         self._longer.append(delivery)
-        self._wake.set()
+        self.wake()
 
     # -- the round -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        again = False
         while not self._closing:
-            woken = self._wake.is_set()
             self._wake.clear()
             try:
-                again = await self._round(only_more=again and not woken)
+                again = await self._round()
             except (StorageFull, LockTimeout) as error:
                 logger.warning("%s waits: %s", self.key, error)
+                self._told = True
                 await self._clock.sleep(_RETRY_S)
                 continue
             except (TrunklineError, OSError) as error:
@@ -224,21 +230,23 @@ class Pump:
         if delay is None or (group.paused and delay <= 0):
             await self._wake.wait()
             return
-        timer = self._clock.call_later(delay, self._wake.set)
+        timer = self._clock.call_later(delay, self.wake)
         try:
             await self._wake.wait()
         finally:
             timer.cancel()
 
-    async def _round(self, *, only_more: bool) -> bool:
-        """One round; True if there is more to do at once. With ``only_more`` it is there for what
-        the log may hold beyond the last one, and ends early if that is nothing.
-        """
+    async def _round(self) -> bool:
+        """One round; True if there is more to do at once."""
         if self._group is None:
             self._group = await self._store.update(self.key, lambda group: group)
+        told, self._told = self._told, False
         await self._look_ahead()
-        if only_more and not (self._ahead or self._gap_to or self._written or self._acks):
-            return False
+        group = self._group
+        found = self._ahead or self._gap_to or group.again
+        found = found or (group.available() and self._room() > 0)
+        if not (told or found or self._written or self._acks):
+            return False  # the log was looked at, and what the group's files hold is known
         taken = await self._store.update(self.key, self._step)
         dead = [_Dead(lease, "retries", "no try is left") for lease in taken.dead]
         dead += [_Dead(lease, "expired", "its time to live ran out") for lease in taken.expired]
@@ -260,9 +268,12 @@ class Pump:
         if strays := group.strays():
             await self._fetch(strays)
             self._gone.update(offset for offset in strays if offset not in self._records)
-        # What is not in the window cannot come first, however much it matters: keep it well filled.
+        # What is not in the window cannot come first, however much it matters: keep it well filled,
+        # or fill it when there is room: a subscriber that takes nothing shall cost little.
+        room, available = self._room(), group.available()
         filled = 4 * group.wants() < group.options.lookahead
-        enough = (filled or not self._may_keep()) and group.available() >= self._room()
+        filled = filled or (room <= 0 and available >= _SPARE_RECORDS)
+        enough = (filled or not self._may_keep()) and available >= room
         if group.paused or self._ahead or enough or group.wants() <= 0:
             return
         topic, partition, _ = self.key
@@ -270,15 +281,15 @@ class Pump:
         try:
             self._ahead = await self._store.read(topic, partition, group.read_to, limit)
             self._ahead_from = group.read_to
-            if self._ahead:  # what came was cut off by its size, or was all there is
-                self._weight = READ_BYTES // len(self._ahead)
+            if sample := self._ahead[:: 1 + len(self._ahead) // 8]:
+                self._weight = sum(len(encode(record.event)) for record in sample) // len(sample)
         except OutOfRange as error:
             self._gap_to = error.first - 1
             self._ahead_from = group.read_to
 
     def _may_keep(self) -> bool:
         """Whether what was read ahead is still small; else it is read again when it is due."""
-        return len(self._records) * self._weight < _AHEAD_BYTES
+        return len(self._records) * self._weight * max(1, len(self._others)) < _AHEAD_BYTES
 
     async def _fetch(self, offsets: Iterable[int]) -> None:
         """Read those of ``offsets`` that are not here; the log may no longer have some."""

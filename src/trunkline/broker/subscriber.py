@@ -31,8 +31,8 @@ from trunkline.where import compile_where
 _FRAMES_A_TURN = 64
 
 # How much the bus may lease beyond what the client has: a client that stalls costs no more.
-_AHEAD_BYTES = 128 * 1024
-_AHEAD_RECORDS = 64
+_AHEAD_BYTES = 32 * 1024
+_AHEAD_RECORDS = 16  # as long as their size is not known
 _LIGHT_BYTES = 1024
 
 
@@ -170,7 +170,8 @@ class Subscriber:
         session, subscription = self._session, self.subscription
         try:
             async for delivery in subscription:
-                batch = [delivery, *subscription.take(_FRAMES_A_TURN - 1)]
+                limit = min(_FRAMES_A_TURN, self._ahead // 2)
+                batch = [delivery, *subscription.take(limit - 1)]
                 while batch:
                     count = await self._room(len(batch))
                     self._send(batch[:count])
@@ -227,7 +228,7 @@ class Subscriber:
                     attempt=delivery.attempt,
                 )
         self._hub.counts.sent(batch[0].topic, len(batch), again)
-        self._ahead = max(16, min(512, _AHEAD_BYTES * len(batch) // total))
+        self._ahead = max(4, min(512, _AHEAD_BYTES * len(batch) // total))
         self.refill()
         if self._timer is None:
             self._arm(now)

@@ -34,7 +34,7 @@ from trunkline.frames import CLOUDEVENTS, SUBPROTOCOL, SUBPROTOCOLS
 logger = logging.getLogger(__name__)
 
 PATHS = ("/", "/ws")
-_HIGH_WATER_BYTES = 64 * 1024
+_HIGH_WATER_BYTES = 16 * 1024  # the kernel takes more: this is for who does not read
 _READ_BYTES = 4096
 _READ_MAX_BYTES = 256 * 1024  # at once: what was read is handled before reading can be held up
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})

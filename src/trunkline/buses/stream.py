@@ -51,7 +51,8 @@ class Pumps:
         options = (await self.store.topics()).get(key.topic, TopicOptions())
         found = self._pumps.get(key)  # only now: it may have been closed meanwhile
         if found is None:
-            found = Pump(self.store, key, options.ttl_policy, self._clock, self._draw, self._hooks)
+            ttl = options.ttl_policy
+            found = Pump(self.store, key, ttl, self._clock, self._draw, self._hooks, self._pumps)
             self._pumps[key] = found
         watch = getattr(self.store, "watch", None)
         if watch is not None:

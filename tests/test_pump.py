@@ -29,6 +29,7 @@ class Scripted(MemoryStore):
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock=clock)
         self.notes: list[str] = []
+        self.reads: list[tuple[int, int]] = []
         self.fail_appends: list[Exception] = []
         self.fail_updates: list[Exception] = []
 
@@ -39,6 +40,10 @@ class Scripted(MemoryStore):
                 raise self.fail_appends.pop(0)
             self.notes.append(f"wrote {len(events)}")
         return await super().append(topic, events)
+
+    async def read(self, topic: str, partition: int, start: int, limit: int) -> list[Record]:
+        self.reads.append((start, limit))
+        return await super().read(topic, partition, start, limit)
 
     async def update(self, key: GroupKey, step: Callable[[Group], T] | None) -> T:
         if self.fail_updates:
@@ -287,3 +292,17 @@ async def test_hooks_are_told_what_becomes_of_records(clock: ManualClock) -> Non
             await clock.run()
     assert sorted(settled) == [("billing", 1), ("billing", 2)]
     assert dead == [(2, "rejected", "no")]
+
+
+async def test_what_is_given_back_together_is_read_together(bus: LocalBus, store: Scripted) -> None:
+    await bus.publish_many("orders", list(range(1, 21)))
+    async with bus.subscribe("orders", group="billing") as stream:
+        for _ in range(20):
+            await (await soon(stream)).ack()
+    store.reads.clear()
+    await store.update(KEY, lambda group: group.redrive([3, *range(5, 15)]))
+    async with bus.subscribe("orders", group="billing") as stream:
+        again = [await soon(stream) for _ in range(11)]
+        assert [delivery.offset for delivery in again] == [3, *range(5, 15)]
+    assert {(3, 1), (5, 10)} <= set(store.reads)
+    assert not any(5 < start < 15 for start, _ in store.reads)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -82,3 +84,19 @@ def test_several_threads_share_one_bus(url: str) -> None:
         for thread in threads:
             thread.join()
         assert [record.offset for record in bus.read("orders")] == list(range(1, 81))
+
+
+def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(tmp_path: Path) -> None:
+    with trunkline.open(f"file:{tmp_path}/bus") as bus:
+        bus.publish("t", 1)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # were it to wait for a loop that is not there
+            try:
+                bus.publish("t", 2)
+            except Closed:
+                bus.close()
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert bus.publish("t", 3).offset == 2

@@ -72,9 +72,9 @@ class SyncBus:
 
     def call(self, job: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the bus to its end."""
-        if self._loop.is_closed():
+        if not self._thread.is_alive():
             job.close()
-            raise Closed("the bus is closed")
+            raise Closed("the bus is closed", hint="after a fork, open it again in the child")
         future: Future[T] = asyncio.run_coroutine_threadsafe(job, self._loop)
         try:
             return future.result()

@@ -136,7 +136,7 @@ class Runner:
                     last = query.lastProgress
                     if not query.isActive:
                         failed.append(self._outcome(pipeline, query, query.exception(), 0.0))
-                    elif last and last["numInputRows"] and seen.get(name) != last["batchId"]:
+                    elif last and seen.get(name) != last["batchId"] and _is_news(pipeline, last):
                         seen[name] = last["batchId"]
                         took = last["durationMs"].get("triggerExecution", 0) / 1000
                         outcome = self._outcome(pipeline, query, None, took)
@@ -373,6 +373,11 @@ def _query_id(check: str) -> str:
     """The id that Spark gave the query when its checkpoint was begun."""
     with open(os.path.join(check, "metadata"), "rb") as file:
         return str(msgspec.json.decode(file.read())["id"])
+
+
+def _is_news(pipeline: Pipeline, progress: Any) -> bool:
+    """Whether a batch did something: some only move the watermark on."""
+    return pipeline.source != "records" or bool(progress["numInputRows"])
 
 
 def _stop(query: StreamingQuery) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 
-from trunkline.errors import Corrupt, OutOfRange
+from trunkline.errors import Corrupt, NoBus, OutOfRange
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder
 from trunkline.options import TopicOptions
@@ -103,3 +104,12 @@ def test_a_gap_is_an_error_and_not_an_end(folder: Folder, root: str, opener: Ope
     with pytest.raises(Corrupt):
         other.seek(TOPIC, 0, at(1))
     assert [record.offset for record in other.read(TOPIC, 0, 3, 1)] == [3]
+
+
+def test_a_folder_that_was_moved_away_is_not_an_empty_one(folder: Folder, root: str) -> None:
+    publish(folder, [1])
+    shutil.move(root, root + ".old")
+    with pytest.raises(NoBus):
+        folder.fresh_reader(TOPIC, 0).read(1)
+    shutil.move(root + ".old", root)
+    assert payloads(folder) == {1: 1}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
-from trunkline.errors import Corrupt, OutOfRange
+from trunkline.errors import Corrupt, NoBus, OutOfRange
 from trunkline.event import Record
 from trunkline.log import layout
 from trunkline.log.head import Head, HeadFile
@@ -38,6 +38,8 @@ def list_segments(root: str, stem: str) -> list[Segment]:
     try:
         names = os.listdir(os.path.join(root, folder))
     except FileNotFoundError:
+        if not os.path.isdir(root):  # moved or removed while it was open: not the same as empty
+            raise NoBus(f"there is no bus at {root} any more", path=root) from None
         return []
     for file in names:
         if not file.startswith(name + "."):

@@ -289,3 +289,11 @@ def test_a_folder_is_read_by_jq_and_grep_as_the_command_reads_it(run: Run, home:
 
     assert json.loads(line)["payload"] == {"name": "Grüße"}
     assert run("grep", "t", "Grüße").rows[0]["payload"] == json.loads(line)["payload"]
+
+
+def test_offsets_count_from_1(run: Run) -> None:
+    run("pub", "t", stdin=lines(3))
+    run("topic", "purge", "t", "--before", "3", "--yes")
+
+    assert "(they count from 1)" in run("get", "t", "0").err
+    assert "(retention or a purge removed it)" in run("get", "t", "2").err

@@ -111,7 +111,12 @@ class Folder:
             with open(marker, "rb") as file:
                 about = msgspec.json.decode(file.read(), type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Corrupt(f"bus.json is damaged: {error}", path=marker, position=0) from error
+            raise Corrupt(
+                f"bus.json is damaged: {error}",
+                path=marker,
+                position=0,
+                hint="put it back from a backup; or remove it, and the folder gets a new name",
+            ) from error
         if about.get("format", 0) > FORMAT:
             raise UnsupportedFormat(
                 f"{self.path} has format {about['format']}, this version reads up to {FORMAT}",

@@ -109,7 +109,7 @@ class PartitionReader:
                     offset=start,
                     first=head.start,
                     next=head.next,
-                    hint="it was removed by retention or purge",
+                    hint="retention or a purge removed it" if start > 0 else "they count from 1",
                 )
             start = head.start
         again = 0  # a remembered place may be the end of its segment: look once more

@@ -1,38 +1,63 @@
-"""A program to be killed: copies a topic by Spark, into another topic or into the lake."""
+"""A program to be killed. For each line it is given it does all there is to do, and says so."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from trunkline.spark import session
+from trunkline.spark.jobs import Runner
+from trunkline.spark.lake import Lake
+from trunkline.spark.pipelines import find
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SINK = "sink"  # a query from topic to topic, which is no pipeline
+COPIES = "copies"
 
 
-def main(kind: str, root: str, place: str) -> None:
+def main(names: str, root: str, place: str) -> None:
     spark = session("victim", master="local[2]", quick=True)
-    if kind == "lake":
-        from trunkline.spark.jobs import Runner
-        from trunkline.spark.lake import Lake
-        from trunkline.spark.pipelines import find
+    works = [copying(spark, root, place) if n == SINK else running(spark, n, root, place)
+             for n in names.split(",")]  # fmt: skip
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        for work in works:
+            work()
+        print("done", flush=True)
 
-        runner = Runner(spark, root, Lake(place))
-        query = runner.follow(find(["lake"])[0], once=True)
-    else:
+
+def running(spark: SparkSession, name: str, root: str, place: str) -> Callable[[], None]:
+    runner, pipelines = Runner(spark, root, Lake(place)), find([name])
+
+    def work() -> None:
+        (outcome,) = runner.run(pipelines)
+        if outcome.error:
+            sys.exit(f"{name}: {outcome.error}")
+
+    return work
+
+
+def copying(spark: SparkSession, root: str, place: str) -> Callable[[], None]:
+    def work() -> None:
         df = (
             spark.readStream.format("trunkline")
             .options(url=root, subscribe="orders", startingOffsets="earliest")
-            .options(maxOffsetsPerTrigger="4000")
+            .option("maxOffsetsPerTrigger", "2000")
             .load()
         )
         query = (
-            df.select("key", "value", "id")
+            df.select("key", "value", "id", "type")
             .writeStream.format("trunkline")
-            .options(url=root, topic="copies", checkpointLocation=place)
+            .options(url=root, topic=COPIES, checkpointLocation=f"{place}/check")
             .trigger(availableNow=True)
             .start()
         )
-    print("started", flush=True)
-    query.awaitTermination()
-    print("ended", flush=True)
+        query.awaitTermination()
+
+    return work
 
 
 if __name__ == "__main__":

@@ -6,13 +6,16 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from trunkline.cli import ERROR, OK, branch, leaf
 from trunkline.cli.places import bus_url
+from trunkline.cli.render import Output
 
 LAKE = ".lake"
+SHOWN = 6  # columns of a table at a terminal; the page has them all
 
 
 def register(commands: argparse._SubParsersAction[Any]) -> None:
@@ -21,8 +24,10 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     run.add_argument("names", nargs="*", metavar="NAME")
     how = run.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="over what there is now (the default)")
-    how.add_argument("--follow", action="store_true", help="again and again, until stopped")
-    run.add_argument("--every", type=float, default=30.0, metavar="S", help="pause with --follow")
+    how.add_argument("--follow", action="store_true", help="as things happen, until stopped")
+    run.add_argument(
+        "--every", type=float, default=5.0, metavar="S", help="how often, with --follow"
+    )
     _shared(run)
     listed = leaf(below, "ls", _list, "list the pipelines")
     listed.add_argument("--load", action="append", default=[], metavar="MODULE")
@@ -30,20 +35,32 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     status.add_argument("--lake", default=LAKE, metavar="DIR")
     report = leaf(below, "report", _report, "one HTML page with a drawing for each table")
     report.add_argument("--out", default="report.html", metavar="FILE")
-    _shared(report)
+    report.add_argument("--title", default="Trunkline")
+    _tables(report)
     replay = leaf(below, "replay", _replay, "publish records of the log or the lake once more")
     replay.add_argument("topic", help="the topic to read")
     replay.add_argument("--to", required=True, metavar="TOPIC")
     replay.add_argument("--to-url", default="", help="another bus than --url")
     replay.add_argument("--from-time", default="", metavar="TIME")
+    replay.add_argument("--to-time", default="", metavar="TIME")
+    replay.add_argument(
+        "--speed",
+        type=float,
+        default=0.0,
+        help="keep the pauses between records, so many times as fast; else all at once",
+    )
     replay.add_argument("--where", default="", help="only those that fit this condition")
     replay.add_argument("--from-lake", action="store_true")
     _shared(replay)
 
 
 def _shared(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lake", default=LAKE, metavar="DIR", help="where the tables are")
+    _tables(parser)
     parser.add_argument("--master", default="local[*]", metavar="URL", help="which Spark")
+
+
+def _tables(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lake", default=LAKE, metavar="DIR", help="where the tables are")
     parser.add_argument(
         "--load",
         action="append",
@@ -60,11 +77,7 @@ def _pipelines(args: argparse.Namespace, names: list[str]) -> Any:
 
 
 def _session(args: argparse.Namespace) -> Any:
-    start = import_module("trunkline.spark.start")
-    settings = {}
-    if not args.master.startswith("local"):
-        settings = import_module("trunkline.spark.cluster").cluster_settings()
-    return start.session("trunkline pipeline", master=args.master, config=settings)
+    return import_module("trunkline.spark.cluster").open_session(args.master, "trunkline pipeline")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -77,16 +90,18 @@ def _run(args: argparse.Namespace) -> int:
     ).close()
     spark = _session(args)
     runner = jobs.Runner(spark, bus_url(args), lake)
-    while True:
-        failed = 0
-        for pipeline in pipelines:
-            with bars.show_progress(spark, pipeline.name, enabled=not args.quiet):
-                (outcome,) = runner.run([pipeline])
-            failed += bool(outcome.error)
-            _show(args, outcome)
-        if not args.follow:
-            return ERROR if failed else OK
-        import_module("time").sleep(args.every)
+    show = partial(_show, args)
+    if args.follow:
+        failed = runner.keep(pipelines, show, every_s=args.every)
+        for outcome in failed:
+            show(outcome)
+        return ERROR if failed else OK
+    outcomes = []
+    for pipeline in pipelines:
+        with bars.show_progress(spark, pipeline.name, enabled=not args.quiet):
+            outcomes += runner.run([pipeline])
+        show(outcomes[-1])
+    return ERROR if any(outcome.error for outcome in outcomes) else OK
 
 
 def _show(args: argparse.Namespace, outcome: Any) -> None:
@@ -114,56 +129,43 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    jobs = import_module("trunkline.spark.jobs")
-    for outcome in jobs.read_outcomes(import_module("trunkline.spark.lake").Lake(args.lake)):
-        if args.json:
-            print(json.dumps(import_module("msgspec").structs.asdict(outcome)))
-        else:
-            state = f"failed: {outcome.error}" if outcome.error else f"{outcome.rows} rows"
-            print(f"{outcome.name:14} {outcome.at}  {outcome.seconds:8} s  {state}")
+    lake = import_module("trunkline.spark.report").find_lake(args.lake)
+    ran = import_module("trunkline.spark.jobs").read_outcomes(lake)
+    rows = [import_module("msgspec").structs.asdict(one) for one in ran]
+    columns = ("name", "at", "seconds", "rows", "published", "state")
+    rows = [row | {"state": row["error"] or "ok"} for row in rows]
+    Output(args).table(rows, columns, empty="no pipeline has run on this lake")
     return OK
 
 
 def _report(args: argparse.Namespace) -> int:
     report = import_module("trunkline.spark.report")
-    lake = import_module("trunkline.spark.lake").Lake(args.lake)
-    pipelines = _pipelines(args, [])
-    spark = _session(args)
-    page = report.write_report(spark, lake, pipelines)
+    tables = report.read_gold(args.lake, _pipelines(args, []))
     with open(args.out, "w", encoding="utf-8") as file:
-        file.write(page)
-    if not args.quiet:
-        for pipeline in pipelines:
-            _draw(pipeline, *report.gold(spark, lake, pipeline))
-        print(args.out)
+        file.write(report.write_report(args.lake, tables, args.title))
+    output = Output(args)
+    for one in tables:
+        output.say(f"\n{one.name}: {one.total} rows; {one.measure}")
+        if not (args.json or args.quiet):
+            rows = [dict(zip(("what", "value"), pair, strict=True)) for pair in one.drawn]
+            output.table(rows, ("what", "value"))
+            rows = [dict(zip(one.columns, row, strict=True)) for row in one.rows]
+            output.table(rows, one.columns[:SHOWN])
+    drawn = {one.name: len(one.drawn) for one in tables}
+    output.row({"report": args.out, "drawn": drawn}, f"\n{args.out}")
     return OK
-
-
-def _draw(pipeline: Any, columns: list[str], rows: list[list[Any]]) -> None:
-    if not rows or pipeline.kind == "stream":
-        return
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        print(pipeline.name, *columns, sep="\t")
-        for row in rows:
-            print("", *row, sep="\t")
-        return
-    table = Table(*columns, title=pipeline.name)
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console().print(table)
 
 
 def _replay(args: argparse.Namespace) -> int:
     jobs = import_module("trunkline.spark.jobs")
-    lake = import_module("trunkline.spark.lake").Lake(args.lake) if args.from_lake else None
+    lake = import_module("trunkline.spark.report").find_lake(args.lake) if args.from_lake else None
     source = {"url": bus_url(args), "subscribe": args.topic}
     if args.from_time:
         source["startingTimestamp"] = args.from_time
+    if args.to_time:
+        source["endingTimestamp"] = args.to_time
     target = {"url": args.to_url or bus_url(args), "topic": args.to}
     spark = _session(args)
-    count = jobs.replay(spark, source, target, where=args.where, lake=lake)
+    count = jobs.replay(spark, source, target, where=args.where, lake=lake, speed=args.speed)
     print(json.dumps({"replayed": count}) if args.json else f"replayed {count} records")
     return OK

@@ -96,9 +96,9 @@ def show_progress(spark: SparkSession, label: str, *, enabled: bool = True) -> I
         watch = Watch(spark)
 
         def draw() -> None:
-            # A session that ends takes its status with it; whoever runs the body is told why.
-            with contextlib.suppress(Exception):
-                while not ended.wait(0.25):
+            while not ended.wait(0.25):
+                # A stage or a session that just ended takes its status with it.
+                with contextlib.suppress(Exception):
                     seen = watch.look()
                     bar.update(line, completed=seen.done, total=seen.tasks or None, said=seen.text)
 

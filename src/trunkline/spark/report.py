@@ -1,111 +1,184 @@
-"""One self-contained page with a table and a drawing for each gold table of the lake."""
+"""One self-contained page with a drawing and a table for each table the pipelines made.
+
+It reads the lake's files by itself, so no Spark is started for it.
+"""
 
 from __future__ import annotations
 
 import html
+import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.dataset as ds
+from pyspark.sql.variant_utils import VariantUtils
+
+from trunkline.errors import NotFound
 from trunkline.spark.jobs import Ran, read_outcomes
-from trunkline.spark.pipelines import Pipeline
+from trunkline.spark.lake import Lake
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from trunkline.spark.lake import Lake
+    from trunkline.spark.pipelines import Pipeline
 
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2rem auto;padding:0 1rem;
-color:#1c2733;background:#fff}h1{font-size:1.5rem}h2{margin-top:2.5rem;font-size:1.15rem}
-table{border-collapse:collapse;font-size:13px;margin-top:.6rem}th,td{padding:.25rem .7rem;
-text-align:left;border-bottom:1px solid #dfe5ea;max-width:22rem;overflow:hidden;
-text-overflow:ellipsis;white-space:nowrap}th{background:#f3f6f8}p{color:#52616f;margin:.2rem 0}
-.bar{fill:#2f7ed8}text{font-size:12px;fill:#1c2733}.bad{color:#b3261e}
-@media(prefers-color-scheme:dark){body{background:#14191f;color:#dbe3ea}th{background:#1e262e}
-td,th{border-color:#2c3640}text{fill:#dbe3ea}p{color:#9fb0bf}}
+:root{--ink:#1c2733;--dim:#5b6b7a;--line:#dfe5ea;--head:#f3f6f8;--page:#fff;--mark:#2f7ed8}
+@media(prefers-color-scheme:dark){:root{--ink:#dbe3ea;--dim:#9fb0bf;--line:#2c3640;
+--head:#1e262e;--page:#14191f;--mark:#5aa2ef}}
+body{font:14px/1.5 system-ui,sans-serif;max-width:1200px;margin:1.5rem auto;padding:0 1rem;
+color:var(--ink);background:var(--page)}h1{font-size:1.4rem;margin:0}
+h2{margin:0;font-size:1.05rem}p{color:var(--dim);margin:0 0 .5rem}
+main{display:grid;gap:1rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,34rem),1fr))}
+section{border:1px solid var(--line);border-radius:6px;padding:.8rem 1rem;min-width:0}
+svg{display:block;width:100%;height:auto}svg text{font-size:11px;fill:var(--ink)}
+.bar{fill:var(--mark)}.wide{overflow-x:auto}table{border-collapse:collapse;font-size:12px}
+th,td{padding:.15rem .6rem;text-align:left;border-bottom:1px solid var(--line);max-width:20rem;
+overflow:hidden;text-overflow:ellipsis;white-space:nowrap}th{background:var(--head)}
+summary{cursor:pointer;color:var(--dim);font-size:12px;margin:.4rem 0}
 """
 ROWS = 12
 
 
-def gold(spark: SparkSession, lake: Lake, pipeline: Pipeline) -> tuple[list[str], list[list[Any]]]:
-    """The first rows of a pipeline's table."""
-    if not lake.has(pipeline.name):
-        return [], []
-    df = lake.read(spark, pipeline.name)
-    rows = [[_plain(value) for value in row] for row in df.limit(ROWS).collect()]
-    return df.columns, rows
+class Gold(NamedTuple):
+    """What the report shows of one pipeline: some rows of its table, and what is drawn of it."""
+
+    name: str
+    about: str
+    total: int
+    columns: list[str]
+    rows: list[list[Any]]
+    measure: str
+    drawn: list[tuple[str, float]]
 
 
-def bars(spark: SparkSession, lake: Lake, pipeline: Pipeline) -> list[tuple[str, float]]:
-    """What to draw: the largest sums of the chart's number by its label."""
-    if pipeline.chart is None or not lake.has(pipeline.name):
-        return []
-    from pyspark.sql import functions as f
-
-    label, number = pipeline.chart
-    df = lake.read(spark, pipeline.name)
-    measure = f.count("*") if number == "rows" else f.sum(number)
-    top = df.groupBy(label).agg(measure.alias("n")).orderBy(f.desc("n")).limit(ROWS)
-    return [(str(row[0]), float(row[1] or 0)) for row in top.collect()]
+def read_gold(path: str, pipelines: Sequence[Pipeline]) -> list[Gold]:
+    """The tables of these pipelines, as far as the lake has them."""
+    lake = find_lake(path)
+    return [_gold(lake.place(one.into), one) for one in pipelines if lake.has(one.into)]
 
 
-def write_report(
-    spark: SparkSession, lake: Lake, pipelines: list[Pipeline], title: str = "Trunkline"
-) -> str:
+def find_lake(path: str) -> Lake:
+    """The lake at a path where there is one."""
+    lake = Lake(path)
+    if not os.path.isdir(lake.path):
+        raise NotFound(
+            f"there is no lake at {lake.path}", hint="'trunkline pipeline run' makes one"
+        )
+    return lake
+
+
+def _gold(place: str, pipeline: Pipeline) -> Gold:
+    label, number = pipeline.chart or ("topic", "rows")
+    table = _dataset(place)
+    if table is None:
+        return Gold(pipeline.name, pipeline.about, 0, [], [], "it has no rows", [])
+    columns = [name for name in table.schema.names if not name.startswith("_")]
+    rows = [
+        list(map(_plain, row.values())) for row in table.head(ROWS, columns=columns).to_pylist()
+    ]
+    drawn = _largest(table, label, number) if label in columns else []
+    measure = f"{number} by {label}"
+    total = table.count_rows()
+    return Gold(pipeline.name, pipeline.about, total, columns, rows, measure, drawn)
+
+
+def _dataset(place: str) -> ds.Dataset | None:
+    """The files of a table's newest version; None if it has no rows."""
+    from deltalake import DeltaTable
+
+    actions = pa.table(DeltaTable(place).get_add_actions(flatten=True))
+    files = [os.path.join(place, path) for path in actions["path"].to_pylist()]
+    if not files:
+        return None
+    return ds.dataset(files, partitioning="hive", partition_base_dir=place)
+
+
+def _largest(table: ds.Dataset, label: str, number: str) -> list[tuple[str, float]]:
+    """The largest numbers by label. Counts add up; of times, rates and the like, the worst."""
+    counted = number == "rows"
+    columns = table.to_table(columns=[label] if counted else [label, number])
+    if counted:
+        grouped = columns.group_by(label).aggregate([([], "count_all")])
+    else:
+        adds = pa.types.is_integer(columns.schema.field(number).type)
+        grouped = columns.group_by(label).aggregate([(number, "sum" if adds else "max")])
+    value = next(name for name in grouped.column_names if name != label)
+    found = [(str(_plain(one[label])), float(one[value] or 0)) for one in grouped.to_pylist()]
+    return sorted(found, key=lambda one: -one[1])[:ROWS]
+
+
+def write_report(path: str, tables: Sequence[Gold], title: str = "Trunkline") -> str:
     """The page, as HTML. It asks the network for nothing."""
-    outcomes = {one.name: one for one in read_outcomes(lake)}
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    parts = [f"<h1>{html.escape(title)}</h1><p>{made}</p>", _overview(outcomes)]
-    for pipeline in pipelines:
-        if pipeline.kind == "stream":
-            continue
-        parts.append(f"<h2>{html.escape(pipeline.name)}</h2><p>{html.escape(pipeline.about)}</p>")
-        drawn = bars(spark, lake, pipeline)
-        columns, rows = gold(spark, lake, pipeline)
-        parts.append(_svg(drawn) if drawn else "<p>There is nothing of this yet.</p>")
-        if rows:
-            parts.append(_table(columns, rows))
-    body = "\n".join(parts)
+    sections = "\n".join(map(_section, tables))
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style><body>{body}</body></html>\n"
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
+        f"<body><h1>{html.escape(title)}</h1><p>{made}</p>\n<main>{sections}</main>\n"
+        f"<h2>Runs</h2>{_overview(read_outcomes(Lake(path)))}</body></html>\n"
     )
 
 
-def _overview(outcomes: dict[str, Ran]) -> str:
+def _section(one: Gold) -> str:
+    name, about = html.escape(one.name), html.escape(one.about)
+    rows = f"{len(one.rows)} of {one.total:,} rows"
+    return (
+        f'<section id="{name}"><h2>{name}</h2><p>{about}</p>{_svg(one)}'
+        f"<details><summary>{rows}</summary>{_table(one.columns, one.rows)}</details></section>"
+    )
+
+
+def _overview(outcomes: list[Ran]) -> str:
     rows = [
         [one.name, one.rows, one.published, one.seconds, one.at, one.error or "ok"]
-        for one in outcomes.values()
+        for one in outcomes
     ]
     return _table(["pipeline", "rows", "published", "seconds", "at", "state"], rows)
 
 
-def _table(columns: list[str], rows: list[list[Any]]) -> str:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(_plain(v)))}</td>" for v in row) + "</tr>"
+        "<tr>" + "".join(f"<td>{html.escape(str(value))}</td>" for value in row) + "</tr>"
         for row in rows
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
 
 
-def _svg(drawn: list[tuple[str, float]]) -> str:
-    most = max(value for _, value in drawn) or 1.0
+def _svg(one: Gold) -> str:
+    most = max((value for _, value in one.drawn), default=0.0) or 1.0
     lines = []
-    for at, (label, value) in enumerate(drawn):
-        y, width = at * 22, max(1.0, 560 * value / most)
+    for at, (label, value) in enumerate(one.drawn):
+        y, width = at * 20, max(1.0, 270 * value / most)
+        name = label if len(label) <= 28 else f"{label[:27]}…"
         lines.append(
-            f'<text x="195" y="{y + 14}" text-anchor="end">{html.escape(label[:28])}</text>'
-            f'<rect class="bar" x="205" y="{y + 2}" width="{width:.1f}" height="16" rx="2"/>'
-            f'<text x="{212 + width:.1f}" y="{y + 14}">{value:,.6g}</text>'
+            f'<text x="170" y="{y + 13}" text-anchor="end">{html.escape(name)}</text>'
+            f'<rect class="bar" x="178" y="{y + 2}" width="{width:.1f}" height="14" rx="2">'
+            f"<title>{html.escape(label)}: {value:,.6g}</title></rect>"
+            f'<text x="{184 + width:.1f}" y="{y + 13}">{value:,.6g}</text>'
         )
-    height = 22 * len(drawn) + 4
-    return f'<svg role="img" width="880" height="{height}">{"".join(lines)}</svg>'
+    about = html.escape(one.measure)
+    return (
+        f'<svg role="img" aria-label="{about}" viewBox="0 0 520 {20 * len(lines) + 2}">'
+        f"{''.join(lines)}</svg><p>{about}</p>"
+    )
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="seconds")
-    return "" if value is None else value
+    """A value for people."""
+    match value:
+        case None:
+            return ""
+        case float():
+            return f"{value:.4g}"
+        case datetime():
+            return value.isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+        case bytes():
+            return f"{len(value)} bytes"
+        case {"value": bytes(), "metadata": bytes()}:
+            return VariantUtils.to_json(value["value"], value["metadata"])
+        case list():
+            return ", ".join(str(_plain(part)) for part in value)
+        case _:
+            return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -379,8 +380,29 @@ def test_without_publishing_rights_it_is_a_general_error(nbs_bus: Run, queue: Pa
 
     done = nbs_bus("ack", queue, name)
 
-    assert done.code == 1
-    assert done.err.startswith(b"Error: ")
+    assert (done.code, done.err) == (1, b"Error: cannot acknowledge event: Not a directory\n")
+
+
+def test_each_step_of_publishing_fails_in_its_own_words(
+    queue: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["publish", str(queue), "a", "t", "high", "x"]
+    for name, said in (
+        ("mkdir", "cannot create processed directory"),
+        ("open", "cannot create event file"),
+        ("fsync", "failed to flush event file"),
+        ("rename", "failed to finalise event file"),
+    ):
+
+        def fail(*args: object, name: str = name) -> None:
+            paths = {"fsync": (), "rename": (args[0], None, args[-1])}.get(name, args[:1])
+            raise OSError(errno.EACCES, "", *paths)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, fail)
+            assert program.main(words) == 1
+        assert capfd.readouterr() == ("", f"Error: {said}: Permission denied\n")
+    assert [path.name for path in queue.iterdir()] == ["processed"]
 
 
 @pytest.mark.parametrize("notify", ["inotifywait", "poll"])

@@ -7,6 +7,7 @@ the caller typed is what lands in the file.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -164,12 +165,24 @@ def _publish_failed(error: Exception) -> Exception:
 
     if isinstance(error, Duplicate):
         return Exit(DUPLICATE, b"Dedup: " + os.fsencode(error.message))
-    reason = "No such file or directory" if isinstance(error, InvalidName) else None
-    if isinstance(error, OSError) and error.errno:
-        reason = os.strerror(error.errno)
-    if reason is None:
-        return error
-    return Exit(ERROR, b"Error: failed to finalise event file: " + os.fsencode(reason))
+    if isinstance(error, InvalidName):  # a "/": to the original, a folder that is not there
+        error = OSError(errno.ENOENT, "", "", None, "")
+    return _failed(error, b"failed to finalise event file") if isinstance(error, OSError) else error
+
+
+def _failed(error: OSError, renaming: bytes) -> Exit:
+    """What failed is told from the paths the error names: none while writing, one while making a
+    file or folder, two while renaming.
+    """
+    if error.filename is None:
+        what = b"failed to flush event file"
+    elif error.filename2 is not None:
+        what = renaming
+    elif os.fsencode(error.filename).endswith(b"/" + spool.PROCESSED):
+        what = b"cannot create processed directory"
+    else:
+        what = b"cannot create event file"
+    return Exit(ERROR, b"Error: %b: %b" % (what, os.fsencode(os.strerror(error.errno or 0))))
 
 
 def _check(args: list[bytes]) -> int:
@@ -282,8 +295,7 @@ def _named(action: Callable[[str], bytes | None], name: bytes) -> bytes:
     try:
         return action(os.fsdecode(name)) or b""
     except OSError as error:
-        reason = os.fsencode(os.strerror(error.errno or 0))
-        raise Exit(ERROR, b"Error: cannot acknowledge event: " + reason) from error
+        raise _failed(error, b"cannot acknowledge event") from error
     except Exception as error:
         from trunkline.errors import InvalidName, NotFound
 

@@ -201,6 +201,8 @@ class Runner:
         """One batch, once."""
         lake, table = self.lake, pipeline.into
         if lake.version(table, query) >= batch:
+            # Done, but Spark may still lack its own state of this batch.
+            df.write.format("noop").mode("overwrite").save()
             return
         plain = pipeline.sink == "add" and not (pipeline.asks or pipeline.to_topic)
         df = df if plain else df.persist()

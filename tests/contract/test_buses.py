@@ -52,6 +52,7 @@ def buses() -> set[type]:
                 isinstance(value, type)
                 and not name.startswith("_")
                 and value.__module__ == module.name
+                and not value.__subclasses__()
                 and all(hasattr(value, method) for method in ("publish", "subscribe", "close"))
             ):
                 found.add(value)

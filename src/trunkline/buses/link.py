@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 _quiet = logging.getLogger("trunkline.picows")
 _quiet.setLevel(logging.CRITICAL)  # what it has to say is told by errors
 _CHUNK_BYTES = 128 * 1024
+_FRAMES_AT_ONCE = 32
 _WHOLE = (WSMsgType.TEXT, WSMsgType.BINARY)
 
 
@@ -190,7 +191,10 @@ class Link:
 
     def send(self, data: bytes) -> None:
         self._out.append(data)
-        self._schedule()
+        if len(self._out) >= _FRAMES_AT_ONCE:
+            self.flush()  # so that the broker begins while there is more to say
+        else:
+            self._schedule()
 
     def tell(self, frame: Frame) -> None:
         if self._transport is not None:

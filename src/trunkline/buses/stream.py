@@ -22,6 +22,7 @@ from trunkline.store import GroupKey, Store
 from trunkline.topics import is_dead, is_pattern, matches
 
 _FIND_S = 0.25  # new topics are rare, rings are not
+_SOON_S = 0.05
 
 
 class Pumps:
@@ -31,7 +32,7 @@ class Pumps:
         self.store = store
         self.subscriptions: set[LocalSubscription] = set()
         self.closed = False
-        self._clock = clock
+        self.clock = clock
         self._draw = draw
         self._hooks = hooks
         self._pumps: dict[GroupKey, Pump] = {}
@@ -52,7 +53,7 @@ class Pumps:
         found = self._pumps.get(key)  # only now: it may have been closed meanwhile
         if found is None:
             ttl = options.ttl_policy
-            found = Pump(self.store, key, ttl, self._clock, self._draw, self._hooks, self._pumps)
+            found = Pump(self.store, key, ttl, self.clock, self._draw, self._hooks, self._pumps)
             self._pumps[key] = found
         watch = getattr(self.store, "watch", None)
         if watch is not None:
@@ -131,8 +132,9 @@ class LocalSubscription:
         self._start = start
         self._policy = policy
         self._room = flow.max_inflight
+        self._ahead = 1  # how many may lie here unread, for what lies here is leased
         self._match = match
-        self._queue: deque[Delivery] = deque()
+        self._queue: deque[tuple[Delivery, float]] = deque()  # with the time it came
         self._open: dict[Delivery, Pump] = {}
         self._arrived = asyncio.Event()
         self._pumps: dict[GroupKey, Pump] = {}
@@ -181,17 +183,31 @@ class LocalSubscription:
                 raise Closed("enter the subscription first", hint="async with bus.subscribe(...)")
             self._arrived.clear()
             await self._arrived.wait()
-        return self._queue.popleft()
+        return self._next()
 
     def take(self, limit: int) -> list[Delivery]:
         """Up to ``limit`` deliveries that are here already."""
-        return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
+        return [self._next() for _ in range(min(limit, len(self._queue)))]
+
+    def _next(self) -> Delivery:
+        """The next delivery, and how far ahead to fetch from now on: a lease counts as a try, and
+        its time runs, so a slow reader has few that it does not read yet.
+        """
+        delivery, came = self._queue.popleft()
+        if self._home.clock.monotonic() - came > _SOON_S:
+            self._ahead = max(1, self._ahead // 2)
+        elif not self._queue:
+            self._ahead = min(2 * self._ahead, self._room)
+        if 2 * len(self._queue) <= self._ahead and self.room() > 0:
+            self._wake()
+        return delivery
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Deliveries that nobody looked at: they come first again, or go back at the end as if they
         had never been taken.
         """
-        self._queue.extendleft(reversed(deliveries))
+        now = self._home.clock.monotonic()
+        self._queue.extendleft((delivery, now) for delivery in reversed(deliveries))
         self._arrived.set()
 
     def resize(self, max_inflight: int) -> None:
@@ -199,8 +215,11 @@ class LocalSubscription:
         was_full = self.room() <= 0
         self._room = max_inflight
         if was_full and self.room() > 0:
-            for pump in self._pumps.values():
-                pump.wake()
+            self._wake()
+
+    def _wake(self) -> None:
+        for pump in self._pumps.values():
+            pump.wake()
 
     @property
     def partitions(self) -> Collection[GroupKey]:
@@ -229,7 +248,7 @@ class LocalSubscription:
         if self._finder is not None:
             self._finder.cancel()
             await asyncio.gather(self._finder, return_exceptions=True)
-        unread = set(self._queue)
+        unread = {delivery for delivery, _ in self._queue}
         self._queue.clear()
         held, self._open = self._open, {}
         for delivery in held.keys() - unread:
@@ -248,7 +267,9 @@ class LocalSubscription:
     # -- as a pump sees it ---------------------------------------------------------------------
 
     def room(self) -> int:
-        return 0 if self._draining else self._room - len(self._open)
+        if self._draining:
+            return 0
+        return min(self._room - len(self._open), self._ahead - len(self._queue))
 
     async def aclose(self) -> None:
         await self.close()
@@ -271,22 +292,25 @@ class LocalSubscription:
 
         delivery._settle = finish
         self._open[delivery] = pump
-        self._queue.append(delivery)
+        self._queue.append((delivery, self._home.clock.monotonic()))
         self._arrived.set()
 
     def keep(self, pump: Pump, leases: dict[int, Lease]) -> float:
         """Let go of deliveries of ``pump`` that are leased no longer; when to look again."""
         until = float("inf")
-        for delivery, owner in list(self._open.items()):
+        lost: set[Delivery] = set()
+        for delivery, owner in self._open.items():
             if owner is not pump:
                 continue
             lease = leases.get(delivery.offset)
             if lease is not None and lease.attempt == delivery.attempt:
                 until = min(until, lease.until)
                 continue
-            del self._open[delivery]
-            with contextlib.suppress(ValueError):
-                self._queue.remove(delivery)
+            lost.add(delivery)
+        if lost:
+            for delivery in lost:
+                del self._open[delivery]
+            self._queue = deque(waiting for waiting in self._queue if waiting[0] not in lost)
         return until
 
     def fail(self, error: BaseException) -> None:

@@ -1,0 +1,351 @@
+"""What every bus does alike: making events of values, firing, and running handlers.
+
+A bus adds how it publishes a list of events (``_append``), how it subscribes, and how it tells what
+its handlers' groups have not settled (``_unsettled``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from trunkline.bus import Start
+from trunkline.clock import Clock
+from trunkline.errors import Closed, InvalidEvent, InvalidOption
+from trunkline.event import PRIORITIES, Event, Receipt, check_event, new_ids
+from trunkline.middleware import PublishNext, compose
+from trunkline.options import BusOptions, Flow, GroupOptions, Limits
+from trunkline.topics import check_topic
+from trunkline.worker import Handler, run
+
+H = TypeVar("H", bound=Handler)
+OnPublish = Callable[[str, BaseException | None, float], None]
+_LOOK_S = 0.005
+_FIELDS = frozenset(Event.__struct_fields__) - {"topic", "payload"}
+
+
+class Drainable(Protocol):
+    def drain(self) -> None: ...
+
+
+class BusBase:
+    def __init__(
+        self,
+        options: BusOptions,
+        clock: Clock,
+        limits: Limits,
+        middleware: Sequence[object],
+        on_publish: OnPublish | None,
+        on_message: OnPublish | None,
+    ) -> None:
+        self.options = options
+        self.clock = clock
+        self._limits = limits
+        self._middleware = list(middleware)
+        self._on_publish = on_publish
+        self._on_message = on_message
+        self._handlers: list[tuple[dict[str, Any], Handler, int]] = []
+        self._workers: list[asyncio.Task[None]] = []
+        self._starting: set[asyncio.Event] = set()
+        self._fired: set[asyncio.Task[Receipt]] = set()
+        self._misfires: list[asyncio.Task[Receipt]] = []
+        self._started = False
+        self._closed = False
+        self._plain = False  # whether nothing stands between publish and the store
+        self.use()
+
+    # -- what a bus adds -----------------------------------------------------------------------
+
+    async def publish(self, topic: str | Event, payload: Any = None, **fields: Any) -> Receipt:
+        raise NotImplementedError
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        group: str,
+        start: Start = "earliest",
+        policy: GroupOptions | None = None,
+        max_inflight: int | None = None,
+        where: str | Callable[[Event], bool] | None = None,
+    ) -> Any:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    async def _append(self, events: list[Event]) -> list[Receipt]:
+        raise NotImplementedError
+
+    async def _unsettled(self) -> int:
+        raise NotImplementedError
+
+    def _streams(self) -> Iterable[Drainable]:
+        raise NotImplementedError
+
+    # -- publishing ----------------------------------------------------------------------------
+
+    def use(self, *middleware: object) -> None:
+        """Add middleware inside of those there are; see ``trunkline.middleware``."""
+        self._middleware += middleware
+        self._chain: PublishNext = compose(self._middleware, "publish", self._append)
+        self._plain = self._on_publish is None and self._chain == self._append
+
+    def fire(self, topic: str | Event, payload: Any = None, **fields: Any) -> asyncio.Task[Receipt]:
+        """Publish without waiting: await what this gives, or ``flush``, before you rely on it."""
+        task = asyncio.get_running_loop().create_task(self.publish(topic, payload, **fields))
+        self._fired.add(task)
+        task.add_done_callback(self._landed)
+        return task
+
+    def _landed(self, task: asyncio.Task[Receipt]) -> None:
+        self._fired.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._misfires.append(task)
+
+    async def flush(self) -> None:
+        """Wait for everything fired so far; raises the first error among it since the last time."""
+        if self._fired:
+            await asyncio.wait(set(self._fired))
+        misfires, self._misfires = self._misfires, []
+        for task in misfires:
+            task.result()
+
+    def _event(self, topic: str, payload: Any, fields: dict[str, Any]) -> Event:
+        if "ts" not in fields:
+            fields["ts"] = self.clock.now()
+        event = Event(topic=topic, payload=payload, **self._fields(fields))
+        check_event(event, self._limits)
+        return event
+
+    def _events(self, topic: str, payloads: Sequence[Any], fields: dict[str, Any]) -> list[Event]:
+        """A batch of values, or of whole events."""
+        check_topic(topic)
+        if not payloads:
+            return []
+        if any(isinstance(payload, Event) for payload in payloads):
+            for event in payloads:
+                check_event(event, self._limits)
+                if event.topic != topic:
+                    raise InvalidEvent(f"an event for {event.topic} in a batch for {topic}")
+            return list(payloads)
+        extra = self._fields(fields)
+        now = extra.pop("ts", None) or self.clock.now()
+        events = [
+            Event(id=id_, topic=topic, payload=payload, ts=now, **extra)
+            for id_, payload in zip(new_ids(len(payloads)), payloads, strict=True)
+        ]
+        if extra:
+            check_event(events[0], self._limits)
+        return events
+
+    def _fields(self, fields: dict[str, Any]) -> dict[str, Any]:
+        if fields.keys() <= _FIELDS and "priority" not in fields:
+            return fields
+        fields = dict(fields)
+        delay_s = fields.pop("delay_s", None)
+        if delay_s is not None:
+            fields["not_before"] = self.clock.now() + _span(delay_s)
+        rank = fields.get("priority")
+        if isinstance(rank, int) and 0 <= rank < len(PRIORITIES):
+            fields["priority"] = PRIORITIES[rank]
+        unknown = fields.keys() - _FIELDS
+        if unknown:
+            raise InvalidEvent(
+                f"an event has no field {', '.join(sorted(unknown))}",
+                hint=f"fields: {', '.join(sorted(_FIELDS))}, delay_s",
+            )
+        return fields
+
+    async def _send(self, events: list[Event]) -> list[Receipt]:
+        if self._closed:
+            raise Closed("the bus is closed")
+        started = time.perf_counter()
+        error: BaseException | None = None
+        try:
+            return await self._chain(events)
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            if self._on_publish is not None:
+                self._on_publish(events[0].topic, error, time.perf_counter() - started)
+
+    # -- handlers ------------------------------------------------------------------------------
+
+    def on(self, topic: str, *, group: str, workers: int = 1, **options: Any) -> Callable[[H], H]:
+        """Make a function the handler of a group. It begins with ``start``; a function added later
+        begins at once. ``options`` are those of ``subscribe``.
+        """
+        if self._closed:
+            raise Closed("the bus is closed")
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise InvalidOption("workers is at least 1", name="workers", value=workers)
+        options.setdefault("max_inflight", max(Flow().max_inflight, workers))
+        self._subscription(topic, group, options)  # refuses here what it would refuse later
+
+        def register(handler: H) -> H:
+            entry = ({"topic": topic, "group": group, **options}, handler, workers)
+            self._handlers.append(entry)
+            if self._started:
+                self._begin(*entry)
+            return handler
+
+        return register
+
+    def _subscription(self, topic: str, group: str, options: dict[str, Any]) -> Any:
+        try:
+            return self.subscribe(topic, group=group, **options)
+        except TypeError as error:
+            raise InvalidOption(
+                f"no such option: {error}",
+                hint="options: start, policy, max_inflight, where, workers",
+            ) from None
+
+    async def start(self) -> None:
+        """Let the handlers begin. Entering the bus does it."""
+        if self._closed:
+            raise Closed("the bus is closed")
+        if not self._started:
+            self._started = True
+            for entry in self._handlers:
+                self._begin(*entry)
+
+    def _begin(self, options: dict[str, Any], handler: Handler, workers: int) -> None:
+        options = dict(options)
+        subscription = self._subscription(options.pop("topic"), options.pop("group"), options)
+        ready = asyncio.Event()
+        self._starting.add(ready)
+
+        async def work() -> None:
+            try:
+                await subscription.__aenter__()
+            finally:
+                ready.set()
+                self._starting.discard(ready)
+            async with contextlib.aclosing(subscription):
+                await run(subscription, handler, workers, self._middleware, self._on_message)
+
+        self._workers.append(asyncio.get_running_loop().create_task(work()))
+
+    async def stop(self, timeout_s: float | None = None) -> None:
+        """Let handlers finish what they have, for at most ``timeout_s``, and end them."""
+        self._started = False
+        timeout_s = self.options.drain_timeout_s if timeout_s is None else timeout_s
+        for ready in list(self._starting):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ready.wait(), timeout_s or 0.001)
+        for subscription in list(self._streams()):
+            subscription.drain()
+        if self._workers:
+            _, late = await asyncio.wait(self._workers, timeout=timeout_s or 0.001)
+            for task in late:
+                task.cancel()
+            results = await asyncio.gather(*self._workers, return_exceptions=True)
+            self._workers.clear()
+            for result in results:
+                if isinstance(result, BaseException) and not isinstance(
+                    result, asyncio.CancelledError
+                ):
+                    raise only(result)
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until every group that has handlers here has settled all there is; False if that
+        took longer than ``timeout_s``.
+        """
+        deadline = None if timeout_s is None else self.clock.monotonic() + timeout_s
+        for ready in list(self._starting):
+            await ready.wait()
+        self._raise_failed()
+        while await self._unsettled():
+            if deadline is not None and self.clock.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(_LOOK_S)  # not the clock's time: handlers work in real time
+            self._raise_failed()
+        return True
+
+    async def run(self) -> None:
+        """Handle events until cancelled, or told to end by SIGINT or SIGTERM. Handlers may finish
+        what they have begun; a second signal does not wait for them.
+        """
+        await self.start()
+        try:
+            async with _told_to_end() as told:
+                await asyncio.wait([told, *self._workers], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await self.stop()
+
+    def _raise_failed(self) -> None:
+        for task in self._workers:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                raise only(task.exception())
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+@contextlib.asynccontextmanager
+async def _told_to_end() -> AsyncIterator[asyncio.Future[None]]:
+    """A future that is done when the process is told to end. Only the main thread hears signals."""
+    loop = asyncio.get_running_loop()
+    told = loop.create_future()
+
+    def tell() -> None:
+        if not told.done():
+            told.set_result(None)
+
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.getsignal(number)
+            loop.add_signal_handler(number, tell)
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+        told.cancel()
+
+
+def check_start(start: Start) -> None:
+    if isinstance(start, bool) or not isinstance(start, str | int | datetime):
+        raise InvalidOption(f"not a start: {start!r}", name="start")
+    if isinstance(start, str) and start not in ("earliest", "latest"):
+        raise InvalidOption(
+            f"not a start: {start!r}", name="start", hint="earliest, latest, an offset or a time"
+        )
+    if isinstance(start, datetime) and start.tzinfo is None:
+        raise InvalidOption("a start time has a time zone", name="start")
+
+
+def only(error: BaseException | None) -> BaseException:
+    """The one error inside a group of one."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    assert error is not None
+    return error
+
+
+def _span(delay_s: Any) -> timedelta:
+    if isinstance(delay_s, bool) or not isinstance(delay_s, int | float) or not 0 <= delay_s < 1e9:
+        raise InvalidEvent(f"delay_s is a number of seconds, not {delay_s!r}", field="delay_s")
+    return timedelta(seconds=delay_s)

@@ -1,0 +1,107 @@
+"""What real handlers meet: they are slow, they kill their process, and they are told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trunkline
+from trunkline import GroupOptions
+
+POISON = """
+import asyncio, os, sys, trunkline
+
+async def main():
+    async with trunkline.connect(f"file:{sys.argv[1]}") as bus:
+        @bus.on("orders", group="billing")
+        async def handle(event):
+            if event.payload == 1:
+                os._exit(3)
+        await bus.drain(30)
+
+asyncio.run(main())
+"""
+
+ENDLESS = """
+import asyncio, sys, trunkline
+
+async def main():
+    bus = trunkline.connect(f"file:{sys.argv[1]}")
+
+    @bus.on("orders", group="billing")
+    async def handle(event):
+        print("begun", flush=True)
+        await asyncio.sleep(0.5)
+        print("done", flush=True)
+
+    await bus.run()
+    await bus.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("place", ["memory:", "file:"])
+async def test_a_slow_handler_loses_no_try_on_what_it_has_not_seen(
+    tmp_path: Path, place: str
+) -> None:
+    tries: list[tuple[int, int]] = []
+    async with trunkline.connect(f"{place}{tmp_path}" if place == "file:" else place) as bus:
+        await bus.publish_many("orders", list(range(12)))
+        policy = GroupOptions(ack_timeout_s=1.0, max_retries=0)
+
+        @bus.on("orders", group="billing", policy=policy)
+        async def handle(event: trunkline.Event, delivery: trunkline.Delivery) -> None:
+            tries.append((event.payload, delivery.attempt))
+            await asyncio.sleep(0.2)
+
+        assert await bus.drain(60)
+    assert tries == [(number, 1) for number in range(12)]
+
+
+async def test_a_record_that_kills_its_worker_takes_no_other_with_it(tmp_path: Path) -> None:
+    async with trunkline.connect(f"file:{tmp_path}") as bus:
+        await bus.publish_many("orders", list(range(1, 121)))
+    tries = GroupOptions().max_retries + 1
+    command = [sys.executable, "-c", POISON, str(tmp_path)]
+    codes = [
+        (await asyncio.to_thread(subprocess.run, command)).returncode for _ in range(tries + 1)
+    ]
+    assert codes == [3] * tries + [0]
+    async with trunkline.connect(f"file:{tmp_path}") as bus:
+        letters = await bus.read("orders.DLQ")
+        assert [letter.event.payload for letter in letters] == [1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_run_lets_handlers_finish_when_told_to_end(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    async with trunkline.connect(f"file:{tmp_path}") as bus:
+        await bus.publish("orders", 1)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ENDLESS, os.fspath(tmp_path), stdout=-1, stderr=-1
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"begun\n"
+    process.send_signal(number)
+    said, complaints = await process.communicate()
+    assert (process.returncode, said, complaints) == (0, b"done\n", b"")
+    async with trunkline.connect(f"file:{tmp_path}") as bus:
+        groups = await bus.store.groups()
+        lag = await bus.store.update(groups[0], lambda group: group.lag(2))
+    assert lag == 0
+
+
+async def test_a_handler_is_refused_with_a_wrong_option() -> None:
+    async with trunkline.connect("memory:") as bus:
+        with pytest.raises(trunkline.InvalidOption, match="polcy"):
+            bus.on("orders", group="billing", polcy=1)
+        with pytest.raises(trunkline.InvalidEvent, match="delay_s"):
+            await bus.publish("orders", 1, delay_s=-1)

@@ -96,6 +96,7 @@ def test_the_recipes(
     names: dict[str, Any] = {"__name__": "__main__"}
     text = (ROOT / "docs" / "spark.md").read_text("utf-8")
     kinds = set()
+    assert main(["pipeline", "run", "traffic", "--quiet"]) == 0
 
     for note, kind, source in BLOCK.findall(text):
         kinds.add(kind)

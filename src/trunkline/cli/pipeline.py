@@ -13,6 +13,7 @@ from typing import Any
 from trunkline.cli import ERROR, OK, branch, leaf
 from trunkline.cli.places import bus_url
 from trunkline.cli.render import Output
+from trunkline.cli.spark import located
 
 LAKE = ".lake"
 SHOWN = 6  # columns of a table at a terminal; the page has them all
@@ -159,12 +160,12 @@ def _report(args: argparse.Namespace) -> int:
 def _replay(args: argparse.Namespace) -> int:
     jobs = import_module("trunkline.spark.jobs")
     lake = import_module("trunkline.spark.report").find_lake(args.lake) if args.from_lake else None
-    source = {"url": bus_url(args), "subscribe": args.topic}
+    source = {"url": located(bus_url(args)), "subscribe": args.topic}
     if args.from_time:
         source["startingTimestamp"] = args.from_time
     if args.to_time:
         source["endingTimestamp"] = args.to_time
-    target = {"url": args.to_url or bus_url(args), "topic": args.to}
+    target = {"url": located(args.to_url or bus_url(args)), "topic": args.to}
     spark = _session(args)
     count = jobs.replay(spark, source, target, where=args.where, lake=lake, speed=args.speed)
     print(json.dumps({"replayed": count}) if args.json else f"replayed {count} records")

@@ -42,8 +42,13 @@ def _session(args: argparse.Namespace) -> Any:
     return import_module("trunkline.spark.cluster").open_session(args.master)
 
 
+def located(url: str) -> str:
+    """The same bus for processes that run elsewhere, as executors do."""
+    return url if "://" in url else f"file:{os.path.abspath(url.removeprefix('file:'))}"
+
+
 def _shell(args: argparse.Namespace) -> int:
-    url = bus_url(args)
+    url = located(bus_url(args))
     extents = import_module("trunkline.spark.extents")
     catalog = extents.Catalog(import_module("trunkline.spark.choice").folder_of({"url": url}))
     topics = catalog.topics()

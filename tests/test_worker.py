@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from trunkline.bus import Delivery, Outcome
-from trunkline.errors import FatalError, Reject, Retry
+from trunkline.errors import FatalError, InvalidOption, Reject, Retry
 from trunkline.event import Event, Record
 from trunkline.group import Lease
-from trunkline.worker import adapt, run
+from trunkline.worker import adapt, check_handler, run
 
 Settled = tuple[int, Outcome, float | None, str]
 
@@ -135,6 +135,35 @@ async def one(event: Event, extra: int = 5) -> Any:
 async def test_handlers_come_in_many_shapes(handler: Any, result: Any) -> None:
     (delivery,) = [d async for d in Fixed(1)]
     assert await adapt(handler)(delivery) == result
+
+
+async def none() -> None: ...
+
+
+async def three(event: Event, delivery: Delivery, bank: object) -> None: ...
+
+
+async def named(event: Event, *, bank: object) -> None: ...
+
+
+async def stream(event: Event) -> Any:
+    yield event
+
+
+def steps(event: Event) -> Any:
+    yield event
+
+
+@pytest.mark.parametrize("handler", [none, three, named, stream, steps, 5, None, "bill"])
+def test_what_cannot_handle_an_event_is_refused(handler: Any) -> None:
+    with pytest.raises(InvalidOption, match="handler"):
+        check_handler(handler)
+
+
+def test_a_builtin_takes_the_event() -> None:
+    assert check_handler([].append) is False
+    assert check_handler(dict) is False, "it does not say what it takes"
+    assert check_handler(lambda *anything: None) is False
 
 
 async def test_each_message_is_reported_with_its_error() -> None:

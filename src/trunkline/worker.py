@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from trunkline.bus import Delivery, Outcome, Subscription
-from trunkline.errors import Reject, Retry
+from trunkline.errors import InvalidOption, Reject, Retry
 from trunkline.middleware import compose
 
 logger = logging.getLogger(__name__)
@@ -19,16 +19,38 @@ Handler = Callable[..., Any]
 OnMessage = Callable[[str, BaseException | None, float], None]
 
 
+def check_handler(handler: Handler) -> bool:
+    """Whether a handler takes the event and the delivery, or (False) the event alone;
+    ``InvalidOption`` for what takes neither, which would fail for every event.
+    """
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        # Calling it does nothing yet, and so it would never fail either.
+        raise InvalidOption(f"a handler does not yield: {handler!r}", name="handler")
+    try:
+        signature = inspect.signature(handler)
+        needed = [
+            p
+            for p in signature.parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+        ]
+        both = len(needed) > 1
+        signature.bind(*((None, None) if both else (None,)))
+    except ValueError:  # a builtin that does not say what it takes
+        return False
+    except TypeError as error:
+        raise InvalidOption(
+            f"not a handler: {handler!r}: {error}",
+            name="handler",
+            hint="a handler takes the event, or the event and the delivery",
+        ) from None
+    return both
+
+
 def adapt(handler: Handler) -> Callable[[Delivery], Awaitable[Any]]:
     """A handler takes the event, or the event and the delivery; a plain function runs in a thread,
     so that it may block.
     """
-    wants = [
-        p
-        for p in inspect.signature(handler).parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-    ]
-    both = len(wants) > 1
+    both = check_handler(handler)
     is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 -- a callable object may be async
     )

@@ -11,6 +11,7 @@ import pytest
 
 import trunkline
 from trunkline.errors import Closed, InvalidName, InvalidOption
+from trunkline.event import Event
 from trunkline.options import GroupOptions
 
 
@@ -50,6 +51,56 @@ def test_a_loop_that_is_left_gives_back_what_it_has(url: str) -> None:
         assert got[1].term("never") is True
         assert got[2].ack() is True
         again.close()  # type: ignore[attr-defined]
+
+
+def test_a_delivery_says_which_it_is(url: str) -> None:
+    with trunkline.open(url) as bus:
+        bus.publish("orders", 1)
+        delivery = next(bus.subscribe("orders", group="billing", timeout_s=30))
+        assert repr(delivery) == "<SyncDelivery orders/0@1 attempt 1 of billing>"
+        assert delivery.group == "billing"
+
+
+def test_a_script_has_handlers_and_waits_for_them(url: str) -> None:
+    with trunkline.open(url) as bus:
+        bus.publish_many("orders", [1, 2])
+
+        @bus.on("orders", group="billing", workers=2)
+        def bill(event: Event) -> None:  # in a thread, so it may use the bus
+            bus.publish("bills", event.payload)
+
+        bus.publish("orders", 3)
+        assert bus.drain(timeout_s=30) is True
+        assert sorted(record.event.payload for record in bus.read("bills")) == [1, 2, 3]
+
+
+def test_a_handler_that_would_wait_for_itself_is_told(url: str) -> None:
+    with trunkline.open(url) as bus:
+
+        @bus.on("orders", group="billing", policy=GroupOptions(max_retries=0))
+        async def bill(event: Event) -> None:
+            bus.publish("bills", event.payload)
+
+        bus.publish("orders", 1)
+        assert bus.drain(timeout_s=30) is True
+        assert "plain function" in bus.dead_letters("orders").letters()[0].error
+
+
+def test_a_script_settles_dead_letters(url: str) -> None:
+    with trunkline.open(url) as bus:
+        bus.publish_many("orders", [1, 2])
+        for delivery in bus.subscribe("orders", group="billing", timeout_s=30):
+            delivery.term("no such customer")
+            if delivery.offset == 2:
+                break
+        desk = bus.dead_letters("orders")
+        assert [letter.origin for letter in desk.letters(group="billing")] == [1, 2]
+        assert [letter.origin for letter in desk.drop(offsets={1})] == [1]
+        assert [done.letter.origin for done in desk.redrive()] == [2]
+        assert desk.letters() == []
+        assert desk.letter(1).open is False
+        again = next(bus.subscribe("orders", group="billing", timeout_s=30))
+        assert (again.offset, again.attempt) == (2, 1)
 
 
 def test_errors_come_out_as_they_are(url: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -12,12 +12,15 @@ from typing import Any, Self, TypeVar
 from trunkline.bus import Delivery, Outcome, Start
 from trunkline.buses import connect
 from trunkline.buses.local import LocalBus
+from trunkline.dead import Desk, Letter, Redrive
 from trunkline.errors import Closed
 from trunkline.event import Event, Receipt, Record
 from trunkline.options import GroupOptions, TopicOptions
 from trunkline.store import Bounds
+from trunkline.worker import Handler
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Handler)
 
 
 class SyncDelivery:
@@ -27,6 +30,7 @@ class SyncDelivery:
         self.record = delivery.record
         self.event = delivery.event
         self.attempt = delivery.attempt
+        self.group = delivery.group
         self._delivery = delivery
         self._bus = bus
 
@@ -56,6 +60,29 @@ class SyncDelivery:
 
         return self._bus.call(finish())
 
+    def __repr__(self) -> str:
+        return f"<Sync{repr(self._delivery)[1:]}"
+
+
+class SyncDesk:
+    """The dead letters of one topic, as lists; see ``trunkline.dead.Desk``."""
+
+    def __init__(self, desk: Desk, bus: SyncBus) -> None:
+        self._desk = desk
+        self._bus = bus
+
+    def letters(self, **which: Any) -> list[Letter]:
+        return self._bus.call(_all(self._desk.letters(**which)))
+
+    def letter(self, offset: int) -> Letter:
+        return self._bus.call(self._desk.letter(offset))
+
+    def redrive(self, **which: Any) -> list[Redrive]:
+        return self._bus.call(_all(self._desk.redrive(**which)))
+
+    def drop(self, **which: Any) -> list[Letter]:
+        return self._bus.call(_all(self._desk.drop(**which)))
+
 
 class SyncBus:
     def __init__(self, url: str, **options: Any) -> None:
@@ -75,6 +102,9 @@ class SyncBus:
         if not self._thread.is_alive():
             job.close()
             raise Closed("the bus is closed", hint="after a fork, open it again in the child")
+        if threading.current_thread() is self._thread:
+            job.close()
+            raise RuntimeError("an async handler would wait for itself: make it a plain function")
         future: Future[T] = asyncio.run_coroutine_threadsafe(job, self._loop)
         try:
             return future.result()
@@ -136,6 +166,28 @@ class SyncBus:
             if self._thread.is_alive():  # else the bus was closed first, and with it this
                 self.call(subscription.close())
 
+    def on(self, topic: str, *, group: str, **options: Any) -> Callable[[H], H]:
+        """Make a plain function the handler of a group. It begins at once, in threads of its own:
+        ``workers`` of them, or one.
+        """
+
+        def register(handler: H) -> H:
+            async def begin() -> None:
+                await self.bus.start()
+                self.bus.on(topic, group=group, **options)(handler)
+
+            self.call(begin())
+            return handler
+
+        return register
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until the handlers have settled all there is; False if that took longer."""
+        return self.call(self.bus.drain(timeout_s))
+
+    def dead_letters(self, topic: str) -> SyncDesk:
+        return SyncDesk(self.bus.dead_letters(topic), self)
+
     def close(self) -> None:
         if self._thread.is_alive():
             try:
@@ -162,6 +214,10 @@ class SyncBus:
 
 async def _opened(url: str, options: dict[str, Any]) -> LocalBus:
     return connect(url, **options)
+
+
+async def _all(found: AsyncIterator[T]) -> list[T]:
+    return [one async for one in found]
 
 
 async def _next(subscription: Any, timeout_s: float | None) -> Delivery | None:

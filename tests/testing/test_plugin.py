@@ -53,6 +53,7 @@ async def test_the_last_price_counts(trunkline_bus, how):
     await trunkline_bus.drain()
     assert prices == {"apple": 19}
 
+@pytest.mark.asyncio
 async def test_time_passes_when_told(trunkline_bus, trunkline_clock):
     times = []
     async def later(event):
@@ -73,10 +74,7 @@ def run(
     """What became of each test of the project. Other plugins only take time, so they are left out
     unless the entry point itself is to be seen.
     """
-    text = PROJECT
-    if mode == "strict":
-        text = text.replace("import pytest\n", "import pytest\npytestmark = pytest.mark.asyncio\n")
-    (folder / "test_shop.py").write_text(text, "utf-8")
+    (folder / "test_shop.py").write_text(PROJECT, "utf-8")
     (folder / "pytest.ini").write_text(f"[pytest]\nasyncio_mode = {mode}\n", "utf-8")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     given = ["-rA", "--tb=no", "-p", "no:cacheprovider"]
@@ -129,6 +127,23 @@ def test_a_handler_that_relies_on_arrival_is_found(tmp_path: Path) -> None:
     assert outcome[f"{PRICE}[key]"] == "PASSED", output
     assert outcome[f"{BILLED}[careful]"] == "PASSED", output
     assert outcome[f"{BILLED}[naive]"] == "PASSED", output
+
+
+def test_it_says_in_one_line_that_pytest_asyncio_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "pytest_asyncio.py").write_text("raise ImportError", "utf-8")
+    (tmp_path / "test_shop.py").write_text("async def test_it(trunkline_bus): ...", "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "trunkline.testing.plugin"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
+    said = [line for line in done.stdout.splitlines() if "pytest-asyncio" in line]
+    wanted = "trunkline_bus needs pytest-asyncio: pip install 'trunkline[testing]'"
+    assert said[0] == wanted, done.stdout
+    assert "fixtures.py" not in done.stdout, "where it was found out says nothing"
 
 
 def test_the_plugin_costs_nothing_where_it_is_not_used(tmp_path: Path) -> None:

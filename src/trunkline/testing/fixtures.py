@@ -1,8 +1,9 @@
-"""The plugin's fixture that is asynchronous, and so needs pytest-asyncio."""
+"""What of the plugin is asynchronous, and so needs pytest-asyncio."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import inspect
+from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,7 +37,7 @@ async def _bus(
 
 def _without() -> None:
     """Stands in for the bus where pytest-asyncio is missing."""
-    pytest.fail("trunkline_bus needs pytest-asyncio")
+    pytest.fail("trunkline_bus needs pytest-asyncio: pip install 'trunkline[testing]'", False)
 
 
 def _fixture() -> Any:
@@ -48,3 +49,18 @@ def _fixture() -> Any:
 
 
 trunkline_bus = _fixture()
+
+
+@pytest.hookimpl(hookwrapper=True, trylast=True)  # pytest-asyncio's own looks at what this did
+def pytest_pycollect_makeitem() -> Generator[None, Any, None]:
+    """An async test on our fixtures is pytest-asyncio's, whatever its mode."""
+    found = (yield).get_result()
+    for item in found if isinstance(found, list) else [found]:
+        if (
+            isinstance(item, pytest.Function)
+            and inspect.iscoroutinefunction(item.function)
+            and {"trunkline_bus", "trunkline_clock"}.intersection(item.fixturenames)
+            and item.get_closest_marker("asyncio") is None
+            and any(mark.startswith("asyncio:") for mark in item.config.getini("markers"))
+        ):
+            item.add_marker("asyncio")

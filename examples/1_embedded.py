@@ -8,9 +8,9 @@ import trunkline
 
 async def main(url: str) -> None:
     async with trunkline.connect(url) as bus:
-        receipt = await bus.publish("orders", {"id": 1, "price": 12}, key="c42")
+        receipt = await bus.publish("embedded.orders", {"id": 1, "price": 12}, key="c42")
         print(f"{receipt.topic} offset {receipt.offset}, durability {receipt.durability}")
-        async with bus.subscribe("orders", group="billing") as deliveries:
+        async with bus.subscribe("embedded.orders", group="billing") as deliveries:
             async for delivery in deliveries:
                 print(f"billing got {delivery.event.payload}, attempt {delivery.attempt}")
                 await delivery.ack()

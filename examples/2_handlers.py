@@ -24,7 +24,7 @@ async def main(url: str) -> None:
     bus = trunkline.connect(url, middleware=[Told()])
     quick = GroupOptions(backoff_base_s=0.05)
 
-    @bus.on("orders", group="billing", workers=4, policy=quick)
+    @bus.on("handlers.orders", group="billing", workers=4, policy=quick)
     async def bill(event: Event, delivery: Delivery) -> None:
         if event.payload["price"] < 0:
             raise trunkline.Reject("a negative price")
@@ -32,15 +32,15 @@ async def main(url: str) -> None:
             raise trunkline.Retry(delay_s=0.05)
         print(f"billed order {event.payload['id']}")
 
-    @bus.on("orders", group="mail", where="payload.price >= 13", policy=quick)
+    @bus.on("handlers.orders", group="mail", where="payload.price >= 13", policy=quick)
     def mail(event: Event) -> None:  # a plain function runs in a thread: it may block
         print(f"mailed order {event.payload['id']}")
 
     async with bus:
         orders = [{"id": 1, "price": 12}, {"id": 2, "price": 13}, {"id": 3, "price": -1}]
-        await bus.publish_many("orders", orders)
+        await bus.publish_many("handlers.orders", orders)
         await bus.drain(timeout_s=10)
-        async for letter in bus.dead_letters("orders").letters():
+        async for letter in bus.dead_letters("handlers.orders").letters():
             print(f"dead letter of {letter.group}: {letter.event.payload} ({letter.error})")
 
 

@@ -20,14 +20,16 @@ def publish(url: str, together: Barrier, name: str) -> None:
         together.wait()
         for start in range(0, ORDERS, 20):
             batch = [{"from": name, "number": start + n} for n in range(20)]
-            bus.publish_many("orders", batch)
+            bus.publish_many("shared.orders", batch)
 
 
 def work(url: str, together: Barrier, results: "Queue[list[int]]") -> None:
     with trunkline.open(url) as bus:
         together.wait()
         done = []
-        for delivery in bus.subscribe("orders", group="billing", max_inflight=5, timeout_s=1.5):
+        for delivery in bus.subscribe(
+            "shared.orders", group="billing", max_inflight=5, timeout_s=1.5
+        ):
             time.sleep(0.001)  # the work
             delivery.ack()
             done.append(delivery.offset)

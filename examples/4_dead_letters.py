@@ -14,23 +14,23 @@ async def main(url: str) -> None:
     rates = {"EUR": 1.0}
     quick = GroupOptions(max_retries=2, backoff_base_s=0.02)
 
-    @bus.on("orders", group="billing", policy=quick)
+    @bus.on("payments", group="billing", policy=quick)
     async def bill(event: Event) -> None:
         print(f"billed {event.payload['price'] * rates[event.payload['currency']]} EUR")
 
-    @bus.on("orders", group="audit", policy=quick)
+    @bus.on("payments", group="audit", policy=quick)
     async def audit(event: Event) -> None:
-        print(f"audited order {event.payload['id']}")
+        print(f"audited payment {event.payload['id']}")
 
     async with bus:
-        await bus.publish("orders", {"id": 1, "price": 10, "currency": "EUR"})
-        await bus.publish("orders", {"id": 2, "price": 10, "currency": "CHF"})
+        await bus.publish("payments", {"id": 1, "price": 10, "currency": "EUR"})
+        await bus.publish("payments", {"id": 2, "price": 10, "currency": "CHF"})
         await bus.drain(timeout_s=10)
 
-        desk = bus.dead_letters("orders")
+        desk = bus.dead_letters("payments")
         async for letter in desk.letters():
             print(
-                f"dead: order {letter.event.payload['id']} in {letter.group} after "
+                f"dead: payment {letter.event.payload['id']} in {letter.group} after "
                 f"{letter.attempts} attempts: {letter.error}"
             )
 

@@ -4,7 +4,8 @@
     python -m pytest examples/6_testing.py --trunkline-duplicate       handles every event twice
     python -m pytest examples/6_testing.py --trunkline-crash=ack       dies before each first ack
 
-A handler that passes all three is idempotent.
+A handler that passes all three is idempotent. It takes ``trunkline[testing]``: pytest, and
+pytest-asyncio in any mode.
 """
 
 from typing import Any

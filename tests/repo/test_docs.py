@@ -132,19 +132,16 @@ class Block(NamedTuple):
         return at(self.page, self.line)
 
 
-def blocks() -> list[Block]:
-    """The Python blocks of the README and the docs, except those marked ``<!-- not run: … -->``."""
+def blocks(page: Path) -> list[Block]:
+    """The Python blocks of a page, except those marked ``<!-- not run: … -->``."""
     found = []
-    for page in pages():
-        if page != ROOT / "README.md" and page.parent != DOCS:
+    lines = page.read_text("utf-8").splitlines()
+    for index, line in enumerate(lines):
+        before = [text for text in lines[max(0, index - 2) : index] if text.strip()]
+        if line.rstrip() != "```python" or (before and NOT_RUN.search(before[-1])):
             continue
-        lines = page.read_text("utf-8").splitlines()
-        for index, line in enumerate(lines):
-            before = [text for text in lines[max(0, index - 2) : index] if text.strip()]
-            if line.rstrip() != "```python" or (before and NOT_RUN.search(before[-1])):
-                continue
-            end = lines.index("```", index)
-            found.append(Block(page, index + 1, "\n".join(lines[index + 1 : end])))
+        end = lines.index("```", index)
+        found.append(Block(page, index + 1, "\n".join(lines[index + 1 : end])))
     return found
 
 
@@ -163,18 +160,26 @@ else:
 """
 
 
-@pytest.mark.parametrize("block", [pytest.param(b, id=b.place) for b in blocks()])
-def test_a_block_of_python_in_the_docs_runs(block: Block, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER, block.place],
-        input=block.code,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        env={**os.environ, "TRUNKLINE_URL": "file:.bus"},
-    )
-    assert done.returncode == 0, f"{block.place}\n{done.stderr}"
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, id=p.stem) for p in pages() if p.parent == DOCS and blocks(p)]
+)
+@pytest.mark.timeout(180)
+def test_a_page_of_the_docs_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
+    """In one folder, where the README was followed before, as a reader does it; what the quickstart
+    shows is run again, too.
+    """
+    times = 2 if page.stem == "quickstart" else 1
+    for block in (*blocks(ROOT / "README.md"), *blocks(page) * times):
+        done = subprocess.run(
+            [sys.executable, "-c", RUNNER, block.place],
+            input=block.code,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            env={**os.environ, "TRUNKLINE_URL": "file:.bus"},
+        )
+        assert done.returncode == 0, f"{block.place}\n{done.stderr}"
 
 
 def written(verb: str) -> bool:

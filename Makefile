@@ -25,6 +25,7 @@ help:
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
+	@echo "installing everything into $(VENV), 0.9 GB with Spark: a minute or more, this once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PINS) $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]' -c constraints.txt
 	@touch $@

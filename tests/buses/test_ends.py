@@ -99,9 +99,11 @@ async def test_run_lets_handlers_finish_when_told_to_end(
     assert lag == 0
 
 
-async def test_a_handler_is_refused_with_a_wrong_option() -> None:
+async def test_what_cannot_work_is_refused_at_once() -> None:
     async with trunkline.connect("memory:") as bus:
         with pytest.raises(trunkline.InvalidOption, match="polcy"):
             bus.on("orders", group="billing", polcy=1)
+        with pytest.raises(trunkline.InvalidOption):
+            bus.on("orders", group="billing")(5)  # type: ignore[type-var]
         with pytest.raises(trunkline.InvalidEvent, match="delay_s"):
             await bus.publish("orders", 1, delay_s=-1)

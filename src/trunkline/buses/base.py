@@ -23,7 +23,7 @@ from trunkline.event import PRIORITIES, Event, Receipt, check_event, new_ids
 from trunkline.middleware import PublishNext, compose
 from trunkline.options import BusOptions, Flow, GroupOptions, Limits
 from trunkline.topics import check_topic
-from trunkline.worker import Handler, run
+from trunkline.worker import Handler, check_handler, run
 
 H = TypeVar("H", bound=Handler)
 OnPublish = Callable[[str, BaseException | None, float], None]
@@ -192,6 +192,7 @@ class BusBase:
         self._subscription(topic, group, options)  # refuses here what it would refuse later
 
         def register(handler: H) -> H:
+            check_handler(handler)
             entry = ({"topic": topic, "group": group, **options}, handler, workers)
             self._handlers.append(entry)
             if self._started:

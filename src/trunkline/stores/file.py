@@ -329,6 +329,9 @@ class FileStore:
     async def _watch_files(self) -> None:
         from watchfiles import awatch
 
+        chatter = logging.getLogger("watchfiles")  # a line for every change, unless one asks for it
+        if chatter.level == logging.NOTSET:
+            chatter.setLevel(logging.WARNING)
         places = [os.path.join(self.folder.path, p) for p in ("wal", "offsets", "members", "dlq")]
         async for _ in awatch(
             *places,

@@ -242,6 +242,7 @@ def prove(tmp_path: Path, names: str, events: int, kills: int) -> None:
         assert Counter(copies) == Counter(event.id for event in made if event.topic == TOPIC)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.xdist_group("spark")
 def test_two_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:

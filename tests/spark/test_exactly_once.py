@@ -36,6 +36,8 @@ from .victim import COPIES, SINK
 
 HITS = 2  # kills that one share of the log sees at most, so that all shares see some
 NOW = ("seen", "modification_time")  # columns that tell when a run looked
+# What differs from run to run in an event that a pipeline published.
+PUBLISHED = {"id", "timestamp", "headers", "offset", "partition.date"}
 PATIENCE_S = 240.0
 
 
@@ -188,7 +190,10 @@ def table_rows(lake: Lake, name: str) -> list[str]:
         apart = {k: str(v) for k, v in file.items() if k.startswith("partition.")}
         for row in pq.ParquetFile(os.path.join(lake.place(name), file["path"])).read().to_pylist():
             shown = {k: v for k, v in row.items() if not k.startswith("_") and k not in NOW}
-            rows.append(plain(shown | apart))
+            shown |= apart
+            if str(row.get("actor")).startswith("pipeline."):
+                shown = {k: v for k, v in shown.items() if k not in PUBLISHED}
+            rows.append(plain(shown))
     return rows
 
 

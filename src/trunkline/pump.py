@@ -173,6 +173,8 @@ class Pump:
     ) -> None:
         if outcome is Outcome.ACK:
             self._acks.append(delivery.lease)
+            if self._told:
+                return  # a round is about to be
             if not self._is_waited_for():
                 if self._timer is None:  # real time, whatever the clock: nothing here is due
                     loop = asyncio.get_running_loop()

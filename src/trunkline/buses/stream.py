@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from functools import partial
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,7 +33,7 @@ class Pumps:
         self.store = store
         self.subscriptions: set[LocalSubscription] = set()
         self.closed = False
-        self.clock = clock
+        self._clock = clock
         self._draw = draw
         self._hooks = hooks
         self._pumps: dict[GroupKey, Pump] = {}
@@ -53,7 +54,7 @@ class Pumps:
         found = self._pumps.get(key)  # only now: it may have been closed meanwhile
         if found is None:
             ttl = options.ttl_policy
-            found = Pump(self.store, key, ttl, self.clock, self._draw, self._hooks, self._pumps)
+            found = Pump(self.store, key, ttl, self._clock, self._draw, self._hooks, self._pumps)
             self._pumps[key] = found
         watch = getattr(self.store, "watch", None)
         if watch is not None:
@@ -194,11 +195,12 @@ class LocalSubscription:
         its time runs, so a slow reader has few that it does not read yet.
         """
         delivery, came = self._queue.popleft()
-        if self._home.clock.monotonic() - came > _SOON_S:
+        left = len(self._queue)
+        if monotonic() - came > _SOON_S:  # real time, whatever the clock
             self._ahead = max(1, self._ahead // 2)
-        elif not self._queue:
+        elif not left:
             self._ahead = min(2 * self._ahead, self._room)
-        if 2 * len(self._queue) <= self._ahead and self.room() > 0:
+        if (not left or left == self._ahead // 2) and self.room() > 0:
             self._wake()
         return delivery
 
@@ -206,7 +208,7 @@ class LocalSubscription:
         """Deliveries that nobody looked at: they come first again, or go back at the end as if they
         had never been taken.
         """
-        now = self._home.clock.monotonic()
+        now = monotonic()
         self._queue.extendleft((delivery, now) for delivery in reversed(deliveries))
         self._arrived.set()
 
@@ -269,7 +271,8 @@ class LocalSubscription:
     def room(self) -> int:
         if self._draining:
             return 0
-        return min(self._room - len(self._open), self._ahead - len(self._queue))
+        room, ahead = self._room - len(self._open), self._ahead - len(self._queue)
+        return room if room < ahead else ahead  # asked for with every record
 
     async def aclose(self) -> None:
         await self.close()
@@ -292,7 +295,7 @@ class LocalSubscription:
 
         delivery._settle = finish
         self._open[delivery] = pump
-        self._queue.append((delivery, self._home.clock.monotonic()))
+        self._queue.append((delivery, monotonic()))
         self._arrived.set()
 
     def keep(self, pump: Pump, leases: dict[int, Lease]) -> float:

@@ -11,6 +11,7 @@ import contextlib
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -35,7 +36,7 @@ class Drainable(Protocol):
     def drain(self) -> None: ...
 
 
-class BusBase:
+class BusBase(ABC):
     def __init__(
         self,
         options: BusOptions,
@@ -63,9 +64,10 @@ class BusBase:
 
     # -- what a bus adds -----------------------------------------------------------------------
 
-    async def publish(self, topic: str | Event, payload: Any = None, **fields: Any) -> Receipt:
-        raise NotImplementedError
+    @abstractmethod
+    async def publish(self, topic: str | Event, payload: Any = None, **fields: Any) -> Receipt: ...
 
+    @abstractmethod
     def subscribe(
         self,
         topic: str,
@@ -75,20 +77,19 @@ class BusBase:
         policy: GroupOptions | None = None,
         max_inflight: int | None = None,
         where: str | Callable[[Event], bool] | None = None,
-    ) -> Any:
-        raise NotImplementedError
+    ) -> Any: ...
 
-    async def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def close(self) -> None: ...
 
-    async def _append(self, events: list[Event]) -> list[Receipt]:
-        raise NotImplementedError
+    @abstractmethod
+    async def _append(self, events: list[Event]) -> list[Receipt]: ...
 
-    async def _unsettled(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    async def _unsettled(self) -> int: ...
 
-    def _streams(self) -> Iterable[Drainable]:
-        raise NotImplementedError
+    @abstractmethod
+    def _streams(self) -> Iterable[Drainable]: ...
 
     # -- publishing ----------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trunkline.errors import InvalidOption, NoBus
+from trunkline.errors import InvalidOption, NoBus, StorageError
 from trunkline.event import Event
 from trunkline.options import GroupOptions, StoreOptions, TopicOptions
 from trunkline.store import Bell, GroupKey, Store, open_store, pick_partition
@@ -40,6 +40,20 @@ def test_a_url_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoBus):
         open_store(f"file:{tmp_path / 'none'}", create=False)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/bus"])
+@pytest.mark.parametrize("create", [True, False])
+def test_a_file_is_no_bus(tmp_path: Path, place: str, create: bool) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NoBus) as caught:
+        open_store(f"file:{tmp_path / place}", create=create)
+    assert (caught.value.path, caught.value.hint) == (str(tmp_path / place), "a bus is a folder")
+
+
+def test_a_place_that_cannot_be_used_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot be opened: File name too long"):
+        open_store(f"file:{tmp_path / ('x' * 300)}")
 
 
 def test_a_partition_is_chosen_by_key_then_by_idempotency_key_then_in_turn() -> None:

@@ -140,9 +140,41 @@ def test_an_error_is_one_line(run: Run, home: Path) -> None:
         done = run(*words)
         assert done.code == 4
         assert re.fullmatch(r"trunkline: .+\(see trunkline.* --help\)\n", done.err)
-    denied = run("pub", "t", "1", "--url", "file:file/bus")
-    assert (denied.code, denied.err.count("\n")) == (1, 1)
-    assert "Errno" not in denied.err
+
+
+@pytest.mark.parametrize("place", ["file", "file/bus"])
+@pytest.mark.parametrize("command", ["topic ls", "pub t 1", "init", "doctor", "sub t --group g"])
+def test_a_file_in_the_place_of_a_bus_is_told(
+    run: Run, home: Path, place: str, command: str
+) -> None:
+    (home / "file").write_text("")
+
+    done = run(*command.split(), "--url", f"file:{place}")
+
+    said = f"trunkline: there is no bus at {home}/{place}: it is, or is in, a file"
+    assert (done.code, done.err) == (2, f"{said} (a bus is a folder)\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("pub t 1 --bogus", "pub"),
+        ("pub --bogus t 1", "pub"),
+        ("get t 1 2", "get"),
+        ("topic create t --bogus", "topic create"),
+        ("dlq redrive t --yes", "dlq redrive"),
+        ("dlq redrive", "dlq redrive"),
+        ("--bogus pub t 1", "pub"),
+    ],
+)
+def test_a_wrong_option_leads_to_the_help_of_its_own_command(
+    run: Run, words: str, asked: str
+) -> None:
+    done = run(*words.split())
+
+    assert done.code == 4
+    assert done.err.endswith(f"(see trunkline {asked} --help)\n")
+    assert "LETTER" not in done.err  # which is not required
 
 
 def test_help_lists_every_verb_with_what_it_does(run: Run) -> None:

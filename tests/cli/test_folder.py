@@ -51,7 +51,7 @@ def test_a_sound_bus_verifies(run: Run, sealed: Path) -> None:
     done = run("verify")
 
     assert (done.code, done.out) == (0, "1 topics, 60 records: no damage\n")
-    assert run("verify", "--json").rows == []
+    assert run("verify", "--json").rows == [{"ok": True, "topics": 1, "records": 60}]
     assert run("verify", "t").code == 0
     assert run("verify", "nope").code == 3
 
@@ -104,7 +104,44 @@ def test_verify_works_beside_writers(run: Run, start: Start) -> None:
 def test_the_doctor_finds_nothing_wrong_with_a_sound_bus(run: Run, sealed: Path) -> None:
     done = run("doctor")
 
-    assert (done.code, done.out) == (0, "nothing is wrong\n")
+    assert done.code == 0
+    assert done.out == (
+        "nothing is wrong\n"
+        "finished files of which only the seals were looked at: 1 "
+        "(trunkline verify checks every byte)\n"
+    )
+    assert run("doctor", "--verify").out == "nothing is wrong\n"
+    assert run("doctor", "--json").rows == [{"ok": True, "unread_files": 1}]
+    assert run("doctor", "--json", "--verify").rows == [{"ok": True, "unread_files": 0}]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.99])
+def test_the_doctor_finds_damage_in_the_file_that_is_written_to(
+    run: Run, sealed: Path, share: float
+) -> None:
+    last = sealed.with_name("t.00000002.jsonl")
+    flip(last, int(share * last.stat().st_size))
+
+    assert ("error", "wal/t.00000002.jsonl") in problems(run)
+    assert run("doctor", "--salvage").code == 0
+    assert run("doctor", "--verify").code == 0
+
+
+def test_the_doctor_finds_a_damaged_seal_and_a_file_that_is_gone(run: Run, sealed: Path) -> None:
+    run("pub", "t", stdin=lines(40, 61))
+    run("pub", "t", stdin=lines(10, 101))
+    flip(sealed, sealed.stat().st_size - 10)
+    assert ("warning", "wal/t.00000001.jsonl") in problems(run)
+
+    flip(sealed, sealed.stat().st_size - 10)
+    sealed.with_name("t.00000002.jsonl").unlink()
+    gone = run("doctor", "--json")
+    assert (gone.code, gone.rows[0]["where"]) == (1, "wal/t.00000003.jsonl")
+    assert "offsets 51 to 100 are missing" in gone.rows[0]["problem"]
+
+    sealed.with_name("t.00000003.jsonl").unlink()
+    last = run("doctor", "--json")
+    assert (last.code, last.rows[0]["problem"]) == (1, "its last file, number 3, is gone")
 
 
 def test_the_doctor_salvages_what_can_be_read(run: Run, sealed: Path, home: Path) -> None:
@@ -120,7 +157,11 @@ def test_the_doctor_salvages_what_can_be_read(run: Run, sealed: Path, home: Path
         (row["level"], row["remedy"]) for row in found.rows
     ]
     assert cured.code == 0
-    assert "offsets 20 are lost" in cured.rows[0]["problem"]
+    assert cured.rows[0]["problem"] == (
+        "49 records of t.00000001.jsonl were brought back, offset 20 is lost; "
+        "the damaged file is quarantine/t.00000001.jsonl"
+    )
+    assert "nothing was brought back" in run("doctor", "--salvage").err
     kept = [row["offset"] for row in run("get", "t", "1:").rows]
     assert kept == [n for n in range(1, 61) if n != 20]
     assert [path.name for path in (home / ".bus" / "quarantine").iterdir()] == [sealed.name]
@@ -133,7 +174,9 @@ def test_the_doctor_speaks_of_segments_that_were_set_aside(run: Run, sealed: Pat
     found = run("doctor", "--json")
     assert found.code == 1
     assert ("error", "wal/t.00000001.jsonl.corrupt") in problems(run)
-    assert run("doctor", "--salvage").code == 0
+    cured = run("doctor", "--salvage")
+    assert cured.code == 0
+    assert "50 records of t.00000001.jsonl.corrupt were brought back, none is lost" in cured.out
     assert len(run("get", "t", "1:").rows) == 60
 
 

@@ -101,13 +101,39 @@ def test_what_a_group_cannot_do_is_refused(run: Run) -> None:
     assert run("sub", "t", "--group", "g", "--where", "(").code == 4
 
 
-def test_a_topic_that_is_not_there_yet_is_waited_for(run: Run) -> None:
+@pytest.mark.parametrize(
+    "words", ["soon", "soon --group g", "soon --group g --ack none", "soon.* --group g", "soon.>"]
+)
+def test_a_topic_that_never_comes_is_told_after_the_wait(run: Run, words: str) -> None:
     run("init")
 
-    done = run("sub", "soon", "--group", "g", "--wait", "0.05")
+    done = run("sub", *words.split(), "--wait", "0.05")
 
-    assert (done.code, done.out) == (0, "")
-    assert "there is no topic soon yet" in done.err
+    topic = words.split()[0]
+    assert (done.code, done.out) == (3, "")
+    assert done.err == (
+        f"trunkline: there is no topic {topic} yet\n"
+        f"trunkline: there is no topic {topic} (trunkline topic ls)\n"
+    )
+
+
+@pytest.mark.parametrize("words", ["", "--group g"])
+def test_a_topic_that_is_not_there_yet_is_waited_for(run: Run, start: Start, words: str) -> None:
+    run("init")
+    waiting = start("sub", "soon", *words.split(), "--wait", "20", "--count", "1")
+    assert waiting.stderr is not None
+    assert "there is no topic soon yet" in waiting.stderr.readline()
+
+    run("pub", "soon", "1")
+
+    out, _ = waiting.communicate(timeout=30)
+    assert (waiting.returncode, json.loads(out)["payload"]) == (0, 1)
+
+
+def test_a_range_of_a_topic_that_is_not_there_is_not_waited_for(run: Run) -> None:
+    run("init")
+
+    assert run("sub", "soon", "--from", "1:3").code == 3
 
 
 def test_tail_shows_the_last_records_of_all_partitions_in_order(run: Run) -> None:

@@ -151,10 +151,39 @@ def test_a_duplicate_has_its_own_exit_code_and_the_first_ones_offset(run: Run) -
 
     again = run("pub", "orders", "1", "--idem-key", "a", "--json")
 
+    (stored,) = run("get", "orders", "1").rows
     assert (first.code, again.code) == (0, 5)
     assert [(row["offset"], row["duplicate"]) for row in again.rows] == [(1, True)]
+    assert again.rows[0]["id"] == stored["id"]
     assert run("pub", "orders", "1", "--idem-key", "a").out == "orders/0@1 duplicate\n"
     assert first.err == again.err == ""
+
+
+def test_lines_of_one_idempotency_key_are_all_told_to_be_the_first(run: Run) -> None:
+    run("init")
+    run("topic", "create", "orders", "--dedup-window-s", "1h")
+
+    done = run("pub", "orders", "--idem-key", "a", "--json", stdin=lines(3))
+
+    assert done.code == 5
+    assert [(row["offset"], row["duplicate"]) for row in done.rows] == [
+        (1, False),
+        (1, True),
+        (1, True),
+    ]
+    assert len({row["id"] for row in done.rows}) == 1
+
+
+def test_a_duplicate_of_what_was_purged_has_no_id(run: Run) -> None:
+    run("init")
+    run("topic", "create", "orders", "--dedup-window-s", "1h")
+    run("pub", "orders", stdin=lines(1))
+    run("pub", "orders", "1", "--idem-key", "a")
+    run("topic", "purge", "orders", "--yes")
+
+    again = run("pub", "orders", "1", "--idem-key", "a", "--json")
+
+    assert again.rows[0]["duplicate"] == (again.rows[0]["id"] is None)
 
 
 def test_an_idempotency_key_that_has_no_effect_is_told(run: Run) -> None:

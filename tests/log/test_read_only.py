@@ -18,7 +18,7 @@ from trunkline.options import Limits
 READ = """
 import os, sys
 from trunkline.cli import main
-arguments = ["tail", "orders", "-n", "5", "--format", "%o ", "--url", "file:" + sys.argv[1]]
+arguments = [*sys.argv[2:], "--url", "file:" + sys.argv[1]]
 main(arguments)
 os.setgroups([])
 os.setgid(65534)
@@ -42,8 +42,25 @@ def read_as_another(place: Path) -> None:
     for path in [place, root, *root.rglob("*")]:
         path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
 
-    done = subprocess.run(
-        [sys.executable, "-c", READ, str(root)], capture_output=True, text=True, timeout=60
-    )
+    done = as_another(root, "tail", "orders", "-n", "5", "--format", "%o ")
 
     assert (done.returncode, done.stdout.split()) == (0, ["1", "2", "3"] * 2), done.stderr
+
+
+def as_another(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", READ, str(root), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("words", [("topic", "ls"), ("pub", "t", "1"), ("doctor",)])
+def test_a_folder_that_may_not_be_entered_is_not_called_missing(words: tuple[str, ...]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        root = Path(place) / "bus"
+        Folder(str(root)).close()
+
+        done = as_another(root, *words)
+
+        said = f"trunkline: {root} cannot be opened: Permission denied (see who may: ls -ld {root})"
+        assert (done.returncode, done.stderr) == (1, f"{said}\n")

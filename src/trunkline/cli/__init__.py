@@ -101,7 +101,7 @@ def leaf(commands: Commands[Any], name: str, run: Run, about: str) -> argparse.A
     )
     _add_common(parser)
     parser._negative_number_matcher = _VALUE_LIKE
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 
@@ -158,7 +158,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = [*argv[1:], "--help"]
     try:
         try:
-            args = build(argv).parse_args(argv)
+            parser = build(argv)
+            args, unknown = parser.parse_known_args(argv)
+            if unknown:  # told by the command itself: its help is the one to look at
+                named = getattr(args, "parser", parser)
+                named.error(f"unrecognized arguments: {' '.join(unknown)}")
             for name in _SWITCHES:
                 setattr(args, name, getattr(args, name, False))
             code = args.run(args) or OK

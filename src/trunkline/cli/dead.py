@@ -39,7 +39,12 @@ def register(commands: Commands[Any]) -> None:
     for parser in (redrive, drop):
         parser.add_argument("topic", metavar="TOPIC")
         parser.add_argument(
-            "letters", metavar="LETTER", nargs="*", type=at_least(1), help="these (all open ones)"
+            "letters",
+            metavar="LETTER",
+            nargs="*",
+            type=at_least(1),
+            default=[],  # else argparse says that some are required
+            help="these (all open ones)",
         )
         _add_choice(parser)
         parser.add_argument("--dry-run", action="store_true", help="only show what would be done")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from importlib.util import find_spec
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from trunkline.cli import ERROR, OK, Commands, leaf
 from trunkline.cli.folder import verify_topics
@@ -18,10 +19,12 @@ from trunkline.dead import DESK
 from trunkline.errors import Corrupt, NoBus, StorageError, TrunklineError
 from trunkline.log import atomic, upkeep
 from trunkline.log.folder import Folder, GroupKey
+from trunkline.log.segment import Segment
 from trunkline.options import TopicOptions
 from trunkline.topics import DEAD_SUFFIX, is_dead
 
 _LAG = 10_000
+_CHUNK = 1024 * 1024
 _FREE_SHARE = 0.05
 _EXTRAS = (
     ("watchfiles", "watch", "processes notice each other's events by polling, a little later"),
@@ -61,6 +64,7 @@ def run_doctor(args: argparse.Namespace) -> int:
         if not found:
             raise
         return _tell(out, found)
+    unread: list[str] = []
     with closing(opened) as folder:
         found += _storage(folder)
         try:
@@ -69,11 +73,15 @@ def run_doctor(args: argparse.Namespace) -> int:
             found.append(Diagnosis("error", "topics.json", str(error), "correct it by hand"))
             topics = {}
         if args.salvage:
-            found += _salvage(folder, topics, out)
+            mended = list(_salvage(folder, topics))
+            found += mended
+            if not mended:
+                out.note("nothing is damaged, so nothing was brought back")
         for topic, options in sorted(topics.items()):
             for partition in range(options.partitions):
-                found += _partition(folder, topic, partition)
+                found += _partition(folder, topic, partition, unread)
         if args.verify:
+            unread = []
             counts = {name: options.partitions for name, options in topics.items()}
             with progress(args, "verifying") as step:
                 found += [
@@ -90,14 +98,22 @@ def run_doctor(args: argparse.Namespace) -> int:
         found += _members(folder)
         found += _extras(topics)
         found += _adoption()
-    return _tell(out, found)
+    return _tell(out, found, len(unread))
 
 
-def _tell(out: Output, found: list[Diagnosis]) -> int:
+def _tell(out: Output, found: list[Diagnosis], unread: int = 0) -> int:
     order = ("error", "warning", "note")
     found.sort(key=lambda diagnosis: order.index(diagnosis.level))
     rows = [diagnosis._asdict() for diagnosis in dict.fromkeys(found)]
-    out.table(rows, ("level", "where", "problem", "remedy"), "nothing is wrong")
+    if rows:
+        out.table(rows, ("level", "where", "problem", "remedy"))
+    else:
+        out.row({"ok": True, "unread_files": unread}, "nothing is wrong")
+    if unread:
+        out.say(
+            f"finished files of which only the seals were looked at: {unread} "
+            "(trunkline verify checks every byte)"
+        )
     return ERROR if any(diagnosis.level == "error" for diagnosis in found) else OK
 
 
@@ -145,12 +161,39 @@ def _storage(folder: Folder) -> Iterator[Diagnosis]:
                 )
 
 
-def _partition(folder: Folder, topic: str, partition: int) -> Iterator[Diagnosis]:
+def _partition(
+    folder: Folder, topic: str, partition: int, unread: list[str]
+) -> Iterator[Diagnosis]:
+    """What a quick look finds: every byte of the last file, of the others what their seals say.
+    The names of those others are added to ``unread``.
+    """
     try:
         reader = folder.reader(topic, partition)
         head = reader.head()
-        for segment in reader.files():
+        expected: int | None = None
+        files = reader.files()
+        if head.end and all(segment.number != head.segment for segment in files):
+            yield Diagnosis(
+                "error",
+                f"{topic}/{partition}",
+                f"its last file, number {head.segment}, is gone",
+                "put it back from a backup",
+            )
+        for segment in files:
             name = os.path.relpath(segment.path, folder.path)
+            if segment.number < head.segment and not segment.bad:
+                unread.append(name)
+            first = None if segment.bad else segment.first
+            if expected is not None and first is not None and first > expected:
+                missing = _spans([(expected, first - 1)])
+                yield Diagnosis(
+                    "error",
+                    name,
+                    f"{missing} missing before it: a file is gone",
+                    "put it back from a backup",
+                )
+            seal = None if segment.bad or segment.number == head.segment else segment.seal
+            expected = None if seal is None else seal.last + 1
             if segment.bad:
                 yield Diagnosis(
                     "error",
@@ -158,11 +201,11 @@ def _partition(folder: Folder, topic: str, partition: int) -> Iterator[Diagnosis
                     "damaged, and set aside: its records cannot be read",
                     "trunkline doctor --salvage",
                 )
-            elif segment.number < head.segment and segment.seal is None:
+            elif segment.number < head.segment and seal is None:
                 yield Diagnosis(
                     "warning",
                     name,
-                    "finished without a seal, by a process that died or a failed sync",
+                    "it has no seal that can be read: a process died, a sync failed, or damage",
                     f"trunkline verify {topic}",
                 )
             elif segment.number == head.segment and segment.size() < head.end:
@@ -172,29 +215,49 @@ def _partition(folder: Folder, topic: str, partition: int) -> Iterator[Diagnosis
                     f"it is {segment.size()} bytes long, {head.end} were written",
                     "publish something: the log then looks for its true end",
                 )
+            elif segment.number == head.segment and _sum(segment, head.end) != head.sum:
+                yield Diagnosis(
+                    "error",
+                    name,
+                    f"it is damaged (trunkline verify {topic} says where)",
+                    "trunkline doctor --salvage",
+                )
     except FileNotFoundError:  # removed or replaced while we looked, so there was life in it
         return
     except (ValueError, TrunklineError) as error:
         yield Diagnosis("error", f"{topic}/{partition}", str(error), "trunkline doctor --salvage")
 
 
-def _salvage(folder: Folder, topics: dict[str, TopicOptions], out: Output) -> Iterator[Diagnosis]:
+def _sum(segment: Segment, end: int) -> int:
+    """CRC-32 of the bytes up to ``end``."""
+    position = sum_ = 0
+    while position < end and (data := segment.read(position, min(_CHUNK, end - position))):
+        sum_ = crc32(data, sum_)
+        position += len(data)
+    return sum_
+
+
+def _salvage(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagnosis]:
     for topic, options in sorted(topics.items()):
         for partition in range(options.partitions):
             place = f"{topic}/{partition}"
             try:
-                bad = {s.path for s in folder.reader(topic, partition).files() if s.bad}
-                lost = upkeep.salvage(folder, topic, partition)
-                folder.forget(topic, partition)
+                mended = upkeep.salvage(folder, topic, partition)
             except (ValueError, StorageError) as error:
                 yield Diagnosis("error", place, f"it could not be salvaged: {error}")
                 continue
-            for path in sorted(bad):
-                out.note(f"brought back what can be read of {os.path.basename(path)}")
-            if lost:
-                spans = ", ".join(f"{a} to {b}" if a != b else str(a) for a, b in lost)
-                problem = f"offsets {spans} are lost; the damaged file is kept in quarantine/"
-                yield Diagnosis("warning", place, problem, "publish those events again")
+            for path, kept, lost in mended:
+                told = f"{kept} records of {os.path.basename(path)} were brought back"
+                told += f", {_spans(lost)} lost" if lost else ", none is lost"
+                told += f"; the damaged file is {os.path.relpath(path, folder.path)}"
+                remedy = "publish what is lost again" if lost else ""
+                yield Diagnosis("warning" if lost else "note", place, told, remedy)
+
+
+def _spans(ranges: list[tuple[int, int]]) -> str:
+    """``offset 3 is``, ``offsets 3, 5 to 9 are``"""
+    named = ", ".join(f"{a} to {b}" if a != b else str(a) for a, b in ranges)
+    return f"offset {named} is" if named.isdigit() else f"offsets {named} are"
 
 
 def _groups(folder: Folder, lag: int) -> Iterator[Diagnosis]:

@@ -64,10 +64,11 @@ def run_verify(args: argparse.Namespace) -> int:
     out = Output(args)
     rows = [finding._asdict() for finding in found]
     severe = any(finding.severe for finding in found)
-    if out.json or found:
+    if found:
         out.table(rows, ("path", "position", "problem", "severe"))
     if not severe:
-        out.say(f"{len(topics)} topics, {records} records: no damage")
+        row = {"ok": True, "topics": len(topics), "records": records}
+        out.row(row, f"{len(topics)} topics, {records} records: no damage")
     return ERROR if severe else OK
 
 

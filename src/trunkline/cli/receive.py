@@ -36,7 +36,7 @@ from trunkline.event import Record
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.log.reader import PartitionReader
 from trunkline.options import Flow
-from trunkline.topics import check_group, check_pattern
+from trunkline.topics import check_group, check_pattern, matches
 
 _READ = 1000
 Place = tuple[str, int]
@@ -100,7 +100,7 @@ def run_tail(args: argparse.Namespace) -> int:
     with closing(open_folder(args)) as folder, _ending_on_request():
         found: list[Record] = []
         reached: dict[Place, int] = {}
-        for topic, count in _topics(folder, args).items():
+        for topic, count in _topics(folder, args, waiting=args.follow).items():
             for partition in pick_partitions(count, args.partition):
                 reader = folder.reader(topic, partition)
                 reached[topic, partition] = reader.bounds().next
@@ -115,12 +115,12 @@ def run_tail(args: argparse.Namespace) -> int:
     return OK
 
 
-def _topics(folder: Folder, args: argparse.Namespace) -> dict[str, int]:
-    """Those that are there; with ``--follow`` others may come."""
+def _topics(folder: Folder, args: argparse.Namespace, *, waiting: bool) -> dict[str, int]:
+    """Those that are there; who is ``waiting`` may see others come."""
     try:
         return pick_topics(folder, args.topic)
     except NotFound:
-        if not args.follow:
+        if not waiting:
             raise
         Output(args).note(f"there is no topic {args.topic} yet")
         return {}
@@ -191,11 +191,7 @@ def run_sub(args: argparse.Namespace) -> int:
 def _look_on(args: argparse.Namespace, span: Span | None, write: Write) -> int:
     wanted = compile_wanted(args)
     with closing(open_folder(args)) as folder, _ending_on_request():
-        topics: dict[str, int] = {}
-        try:
-            topics = pick_topics(folder, args.topic)
-        except NotFound:
-            Output(args).note(f"there is no topic {args.topic} yet")
+        topics = _topics(folder, args, waiting=span is None or span.stop is None)
         places = [(t, p) for t, n in topics.items() for p in pick_partitions(n, args.partition)]
         if span is not None and span.stop is not None:
             records: Iterator[Record] = (
@@ -205,6 +201,7 @@ def _look_on(args: argparse.Namespace, span: Span | None, write: Write) -> int:
             reached = {place: _start(folder, place, span) for place in places}
             records = _follow(folder, args, reached, args.wait)
         _show(args, filter(wanted, records), write)
+        pick_topics(folder, args.topic)  # if it never came, that is what to tell
     return OK
 
 
@@ -228,10 +225,7 @@ def _peek(args: argparse.Namespace, span: Span | None, write: Write) -> int:
     with closing(open_folder(args)) as folder, _ending_on_request():
         reached: dict[Place, int] = {}
         again: list[Record] = []
-        topics: dict[str, int] = {}
-        with contextlib.suppress(NotFound):
-            topics = pick_topics(folder, args.topic)
-        for topic, count in topics.items():
+        for topic, count in _topics(folder, args, waiting=True).items():
             for partition in pick_partitions(count, args.partition):
                 key = GroupKey(topic, partition, args.group)
                 if folder.has_group(key):
@@ -251,6 +245,7 @@ def _peek(args: argparse.Namespace, span: Span | None, write: Write) -> int:
                     yield record
 
         _show(args, filter(wanted, open_records()), write)
+        pick_topics(folder, args.topic)
     return OK
 
 
@@ -302,7 +297,11 @@ async def _consume(args: argparse.Namespace, start: Any, write: Write) -> int:
         options["max_inflight"] = min(args.count, Flow().max_inflight)
     code: list[int] = []
     async with connect(url, create=False, allow_network=args.allow_network) as bus:
-        if args.topic not in await bus.topics() and not set("*>") & set(args.topic):
+
+        async def is_there() -> bool:
+            return any(matches(args.topic, name) for name in await bus.topics())
+
+        if not await is_there():
             Output(args).note(f"there is no topic {args.topic} yet")
         subscription = bus.subscribe(args.topic, group=args.group, where=args.where, **options)
 
@@ -324,4 +323,6 @@ async def _consume(args: argparse.Namespace, start: Any, write: Write) -> int:
                 write(delivery.record, delivery.attempt)
                 delivery.finish(Outcome.ACK)
                 shown += 1
+        if not code and not await is_there():
+            raise NotFound(f"there is no topic {args.topic}", hint="trunkline topic ls")
     return code[0] if code else OK

@@ -13,6 +13,8 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from trunkline.cli import DUPLICATE, NOT_FOUND, OK, Commands, leaf
 from trunkline.cli.places import (
     Point,
@@ -211,6 +213,7 @@ class _Publisher:
         self._published = 0
         self._last: Receipt | None = None
         self._ranges: dict[int, tuple[int, int]] = {}
+        self._ids: dict[tuple[int, int], str | None] = {}  # of what duplicates repeat
 
     def drain(self, read: Callable[[bytes], Any]) -> None:
         """Publish each line of stdin; lines that arrive together are one batch."""
@@ -274,7 +277,20 @@ class _Publisher:
             low, high = self._ranges.get(receipt.partition, (receipt.offset, receipt.offset))
             self._ranges[receipt.partition] = (min(low, receipt.offset), max(high, receipt.offset))
         if self._out.json:
-            print(to_json(receipt))
+            row = msgspec.to_builtins(receipt)
+            if receipt.duplicate:
+                row["id"] = self._stored_id(receipt.partition, receipt.offset)
+            print(to_json(row))
+
+    def _stored_id(self, partition: int, offset: int) -> str | None:
+        """The id of the record at an offset; None if it was trimmed since."""
+        place = (partition, offset)
+        if place not in self._ids:
+            reader = self._folder.reader(self._topic, partition)
+            found = reader.read(offset, 1, strict=False)
+            is_it = bool(found) and found[0].offset == offset
+            self._ids[place] = found[0].event.id if is_it else None
+        return self._ids[place]
 
     def sum_up(self) -> None:
         """One line for a person: the receipt, or what all of them say together."""

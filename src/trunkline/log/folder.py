@@ -7,6 +7,7 @@ a partition's writer or a group. A child made by ``fork`` must open the folder i
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import time
@@ -80,19 +81,36 @@ class Folder:
         self._topics_until = 0.0
         self.compacted: dict[tuple[str, int], tuple[int, int]] = {}
         self._topics: tuple[tuple[int, int], dict[str, TopicOptions]] = ((-1, -1), {})
-        self._open()
+        try:
+            self._open()
+        except NotADirectoryError as error:
+            raise NoBus(
+                f"there is no bus at {self.path}: it is, or is in, a file",
+                path=self.path,
+                hint="a bus is a folder",
+            ) from error
+        except OSError as error:
+            kind = StorageFull if error.errno in atomic.FULL else StorageError
+            raise kind(
+                f"{self.path} cannot be opened: {error.strerror}",
+                path=self.path,
+                errno=error.errno,
+                hint=f"see who may: ls -ld {self.path}" if error.errno == errno.EACCES else "",
+            ) from error
         _folders.add(self)
 
     def _open(self) -> None:
         marker = os.path.join(self.path, "bus.json")
-        if not os.path.exists(marker):
+        try:
+            os.stat(marker)
+        except FileNotFoundError:
             # A folder without the marker is adopted if it looks like a bus, made if it is empty.
             if not self.options.create and not os.path.isdir(os.path.join(self.path, "wal")):
                 raise NoBus(
                     f"there is no bus at {self.path}",
                     path=self.path,
                     hint="trunkline init makes one",
-                )
+                ) from None
             atomic.make_dir(self.path)
         kind = atomic.network_kind(self.path)
         if kind is not None and not self.options.allow_network:

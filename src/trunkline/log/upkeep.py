@@ -7,7 +7,7 @@ the old one counts.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import timedelta
 from itertools import pairwise
 from typing import NamedTuple
@@ -308,9 +308,15 @@ class Finding(NamedTuple):
 
 
 def verify(
-    folder: Folder, topic: str, partition: int, progress: Progress | None = None
+    folder: Folder,
+    topic: str,
+    partition: int,
+    progress: Progress | None = None,
+    only: Collection[int] | None = None,
 ) -> Iterator[Finding]:
-    """Check every byte: checksums, seals, and that no offset is missing."""
+    """Check every byte: checksums, seals, and that no offset is missing. ``only`` names the
+    segments to check, by number; the seals of the others say how these fit in between.
+    """
     reader = folder.fresh_reader(topic, partition)
     try:
         head = reader.head()
@@ -318,6 +324,10 @@ def verify(
         expected: int | None = None
         for done, segment in enumerate(segments):
             name = os.path.relpath(segment.path, folder.path)
+            if only is not None and segment.number not in only:
+                sealed = None if segment.bad else segment.seal
+                expected = sealed.last + 1 if sealed is not None else None
+                continue
             if segment.bad:
                 yield Finding(name, 0, "set aside as damaged; 'trunkline doctor --salvage'")
                 expected = None
@@ -341,6 +351,8 @@ def verify(
                 progress(done + 1, len(segments))
         if not segments:
             expected = head.start
+        elif only is not None and segments[-1].number not in only:
+            return
         if expected is not None and expected != head.next:
             yield Finding(f"{topic}/{partition}", 0, f"ends before {expected}, not {head.next}")
     finally:
@@ -400,11 +412,21 @@ def _verify_segment(
     return found, expected
 
 
-def salvage(folder: Folder, topic: str, partition: int) -> list[tuple[int, int]]:
-    """Bring back what can be read of segments that were set aside, or are damaged, and note what is
-    lost. The damaged files are kept in ``quarantine/``. Returns the lost ranges.
+class Salvaged(NamedTuple):
+    """A segment that was mended: ``kept`` records are back, the ``lost`` ranges are not, and the
+    damaged file is at ``path``.
     """
-    lost: list[tuple[int, int]] = []
+
+    path: str
+    kept: int
+    lost: list[tuple[int, int]]
+
+
+def salvage(folder: Folder, topic: str, partition: int) -> list[Salvaged]:
+    """Bring back what can be read of segments that were set aside, or are damaged, and note what is
+    lost. The damaged files are kept in ``quarantine/``.
+    """
+    mended: list[Salvaged] = []
     writer = folder.writer(topic, partition)
     head = writer.begin()
     try:
@@ -417,8 +439,9 @@ def salvage(folder: Folder, topic: str, partition: int) -> list[tuple[int, int]]
                 before = [s for s in segments[:at] if s.seal is not None]
                 low = before[-1].seal.last + 1 if before and before[-1].seal else head.start
                 later = [s.first for s in segments[at + 1 :] if not s.bad and s.first is not None]
-                lost += _salvage(folder, segment, low, (later[0] if later else head.next) - 1)
-        return lost
+                high = (later[0] if later else head.next) - 1
+                mended.append(_salvage(folder, segment, low, high))
+        return mended
     finally:
         writer.end()
         folder.forget(topic, partition)
@@ -448,7 +471,7 @@ def _readable(segment: Segment) -> Iterator[tuple[Line | None, bytes]]:
                 yield None, text
 
 
-def _salvage(folder: Folder, segment: Segment, low: int, high: int) -> list[tuple[int, int]]:
+def _salvage(folder: Folder, segment: Segment, low: int, high: int) -> Salvaged:
     good: list[tuple[Line, bytes]] = []
     lost: list[tuple[int, int]] = []
     # Between two good lines something is lost if a line there is damaged, or if no offset may be
@@ -467,13 +490,14 @@ def _salvage(folder: Folder, segment: Segment, low: int, high: int) -> list[tupl
         lost.append((last + 1, high))
     place = os.path.join(folder.path, "quarantine")
     atomic.make_dir(place)
+    kept = os.path.join(place, os.path.basename(segment.path))
     with open(segment.path, "rb") as file:
-        atomic.replace_file(os.path.join(place, os.path.basename(segment.path)), file.read())
+        atomic.replace_file(kept, file.read())
     mended = Segment.at(segment.path.removesuffix(".corrupt"), segment)
     _rewrite(mended, good, Seal(len(good), low, high, "", 0, holes=True, lost=tuple(lost)))
     if segment.bad:
         atomic.remove_files([segment.path])
-    return lost
+    return Salvaged(kept, len(good), lost)
 
 
 def require_topic(folder: Folder, topic: str) -> None:

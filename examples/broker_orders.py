@@ -13,7 +13,7 @@ from trunkline.event import Event
 
 async def main() -> None:
     async with (
-        Broker(BrokerOptions(url="file:.bus", port=0)) as broker,
+        Broker(BrokerOptions(url="file:.bus-orders", port=0)) as broker,
         RemoteBus(broker.url) as shop,
         RemoteBus(broker.url) as one,
         RemoteBus(broker.url) as two,

@@ -9,7 +9,7 @@ from trunkline.outbox import Drainer, SqlOutbox
 
 
 async def main() -> None:
-    engine = sa.create_engine("sqlite:///shop.db")
+    engine = sa.create_engine("sqlite:///outbox.db")
     orders = sa.Table("orders", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True))
     orders.metadata.create_all(engine)
     outbox = SqlOutbox(engine)
@@ -22,7 +22,7 @@ async def main() -> None:
         outbox.add(connection, "orders", {"id": 2})
         connection.rollback()  # neither the order nor its event
 
-    async with trunkline.connect("file:.bus") as bus:
+    async with trunkline.connect("file:.bus-outbox") as bus:
         print(f"sent {await Drainer(outbox, bus).drain()}, waiting {outbox.waiting()}")
         for record in await bus.read("orders"):
             print(f"offset {record.offset}: {record.event.payload}")

@@ -78,6 +78,38 @@ async def test_what_is_no_schema_is_refused(bus: Any, schema: Any) -> None:
         await Registry(bus).add("orders", schema)
 
 
+@pytest.mark.parametrize(
+    ("schema", "payload", "said"),
+    [
+        ({"required": ["n"]}, {}, "n is missing (at /)"),
+        ({"properties": {"n": {"type": "integer"}}}, {"n": "secret"}, "it must be integer (at /n)"),
+        ({"items": {"enum": ["a", 2]}}, ["a", 3], "it must be one of a, 2 (at /1)"),
+        ({"const": None}, 1, "it must be null (at /)"),
+        ({"properties": {}, "additionalProperties": False}, {"b": 1}, "there is no b (at /)"),
+        ({"minimum": 3}, 1, "it does not meet minimum 3 (at /)"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, 1, "it does not meet anyOf (at /)"),
+        ({"uniqueItems": True}, [1, 1], "it does not meet uniqueItems (at /)"),
+        (False, 1, "nothing is allowed here (at /)"),
+    ],
+    ids=str,
+)
+async def test_what_the_schema_asks_for_is_told_and_not_what_the_payload_holds(
+    bus: Any, schema: Any, payload: Any, said: str
+) -> None:
+    registry = Registry(bus)
+    await registry.add("t", schema)
+    with pytest.raises(InvalidEvent) as caught:
+        registry.check("t", [Event(topic="t", payload=payload)])
+    assert str(caught.value) == f"the payload does not fit the schema of t: {said}"
+
+
+async def test_where_a_schema_is_none_is_told_on_one_line(bus: Any) -> None:
+    schema = {"properties": {"a": {"type": 7}}}
+    with pytest.raises(InvalidOption) as caught:
+        await Registry(bus).add("t", schema)
+    assert str(caught.value) == ("not a JSON Schema at /properties/a/type: it does not meet anyOf")
+
+
 async def test_a_hostile_pattern_costs_no_time(bus: Any) -> None:
     registry = Registry(bus)
     await registry.add("t", {"type": "string", "pattern": "^(a+)+$"})

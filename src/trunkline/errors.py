@@ -29,6 +29,7 @@ Each error carries the facts as fields and, where a person can act, a ``hint``.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -161,3 +162,43 @@ class Reject(HandlerSignal):
 
 class FatalError(Reject):
     """Trying again cannot help."""
+
+
+_KINDS = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+    "null": "null",
+}
+_PLACE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
+_NAMED = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
+_WANTED = re.compile(r"Expected `([^`]*)`(?:, got `(.*)`| (.*))?", re.DOTALL)
+
+
+def reason(error: Exception) -> str:
+    """What is wrong with a value from outside, from what its decoder said: the field, and what it
+    must be.
+    """
+    if isinstance(error, UnicodeError):
+        return "it is not UTF-8"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    placed = _PLACE.fullmatch(str(error))
+    text, place = placed.groups() if placed else (str(error), None)
+    if named := _NAMED.fullmatch(text):
+        name = f"{place}.{named[2]}" if place else named[2]
+        return f"{name} is missing" if named[1][0] == "m" else f"there is no field {name}"
+    if wanted := _WANTED.fullmatch(text):
+        kinds = " or ".join(_KINDS.get(kind, kind) for kind in wanted[1].split(" | "))
+        found = f", not {_KINDS.get(wanted[2], wanted[2])}" if wanted[2] else ""
+        bound = f" {wanted[3]}" if wanted[3] else ""
+        return f"{place or 'it'} must be {kinds}{bound}{found}"
+    if text.startswith("Invalid enum value "):
+        return f"{place or 'it'} cannot be {text.removeprefix('Invalid enum value ')}"
+    if text == "Input data was truncated":
+        return "it ends in the middle"
+    text = text.replace("JSON is malformed", "it is not JSON")
+    return f"{place}: {text}" if place else text

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from trunkline.errors import InvalidOption
+from trunkline.errors import InvalidOption, reason
 
 MIB = 1024 * 1024
 
@@ -34,7 +34,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             try:
                 msgspec.convert(value, kind)
             except msgspec.ValidationError as error:
-                raise InvalidOption(f"{name}={value!r}: {error}", name=name, value=value) from None
+                raise InvalidOption(
+                    f"{name}={value!r}: {reason(error)}", name=name, value=value
+                ) from None
 
 
 @cache
@@ -51,7 +53,9 @@ def make(cls: type[T], values: dict[str, Any]) -> T:
         return msgspec.convert(values, cls)
     except msgspec.ValidationError as error:
         known = ", ".join(cls.__struct_fields__)
-        raise InvalidOption(f"{cls.__name__}: {error}", hint=f"known options: {known}") from error
+        raise InvalidOption(
+            f"{cls.__name__}: {reason(error)}", hint=f"known options: {known}"
+        ) from error
 
 
 def changed(options: Options) -> dict[str, Any]:

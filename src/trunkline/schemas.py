@@ -11,6 +11,7 @@ members, members, enumerations, items); what it cannot judge it refuses, and say
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
@@ -115,7 +116,7 @@ class Registry:
             if problem is not None:
                 path = "/" + "/".join(map(str, problem.instance_path))
                 raise InvalidEvent(
-                    f"the payload does not fit the schema of {topic}: {_short(problem.message)}",
+                    f"the payload does not fit the schema of {topic}: {_said(problem)}",
                     code="schema",
                     path=path,
                     hint=f"at {path}",
@@ -134,6 +135,28 @@ class SchemaGate:
         return await call_next(events)
 
 
+_DEMANDS: Final = {
+    "required": "{} is missing",
+    "type": "it must be {}",
+    "const": "it must be {}",
+    "enum": "it must be one of {}",
+    "additionalProperties": "there is no {}",
+    "format": "it must be a {}",
+    "falseSchema": "nothing is allowed here",
+}
+
+
+def _said(problem: Any) -> str:
+    """What the schema asks for, without what the payload holds, which may be secret or huge."""
+    name, value = problem.kind.name, getattr(problem.kind, "value", None)
+    options = value if isinstance(value, list) else [value]
+    plain = all(isinstance(one, str | int | float | None) for one in options)
+    if not plain or (value is None and name not in _DEMANDS):
+        return f"it does not meet {name}"
+    said = ", ".join(one if isinstance(one, str) else json.dumps(one) for one in options)
+    return _short(_DEMANDS.get(name, f"it does not meet {name} {{}}").format(said))
+
+
 def _short(text: str) -> str:
     return text if len(text) <= 300 else text[:300] + "…"
 
@@ -146,7 +169,14 @@ def _validator(schema: dict[str, Any] | bool) -> Any:
         linear = jsonschema_rs.RegexOptions()
         return jsonschema_rs.validator_for(schema, retriever=_refuse, pattern_options=linear)
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
-        raise InvalidOption(f"not a JSON Schema: {_short(str(error))}", name="schema") from error
+        raise InvalidOption(f"not a JSON Schema{_where(error)}", name="schema") from error
+
+
+def _where(error: Any) -> str:
+    kind = getattr(error, "kind", None)
+    if kind is None or kind.name == "$ref":
+        return f": {_short(str(error).partition(chr(10))[0])}"
+    return f" at /{'/'.join(map(str, error.instance_path))}: {_said(error)}"
 
 
 def _refuse(uri: str) -> Any:

@@ -27,3 +27,8 @@ def test_an_example_says_what_it_does(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == SAYS[name]
+
+
+def test_examples_do_not_get_in_each_others_way(tmp_path: Path) -> None:
+    for name in SAYS:
+        test_an_example_says_what_it_does(name, tmp_path)

@@ -58,12 +58,24 @@ class TestTopics:
         assert (await http.get("/topics/orders")).status_code == 404
 
     @pytest.mark.parametrize(
-        "body", [{"topic": "a/b"}, {}, {"topic": "a", "partitions": 0}, {"topic": "a", "x": 1}, []]
+        ("body", "said"),
+        [
+            ({"topic": "a/b"}, "not a topic name"),
+            ({}, "topic is missing"),
+            ({"topic": "a", "partitions": 0}, "partitions must be a whole number >= 1"),
+            ({"topic": "a", "x": 1}, "there is no field x"),
+            ({"topic": "a", "publishACL": ["b", 3]}, "publishACL[1] must be text, not a whole"),
+            ({"topic": "a", "options": {"dedup_keys": "x"}}, "dedup_keys must be a whole number"),
+            ([], "it must be an object, not a list"),
+        ],
     )
-    async def test_a_bad_topic_is_refused(self, http: httpx.AsyncClient, body: Any) -> None:
+    async def test_a_bad_topic_is_refused(
+        self, http: httpx.AsyncClient, body: Any, said: str
+    ) -> None:
         done = await http.post("/topics", json=body)
         assert done.status_code == 400
         assert done.json()["code"].startswith("invalid")
+        assert said in done.json()["message"]
 
     async def test_attempts_of_a_topic_are_those_of_its_new_groups(
         self, http: httpx.AsyncClient, one: Any
@@ -107,8 +119,70 @@ class TestEvents:
         since = await http.get("/topics/t/events?from=2020-01-01T00:00:00Z")
         assert len(since.json()["events"]) == 5
 
+    async def test_all_partitions_are_read_by_time_page_by_page(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        await http.post("/topics", json={"topic": "t", "partitions": 3})
+        places = {(await publish(http, "t", n, key=f"k{n}"))["partition"] for n in range(30)}
+        assert places == {0, 1, 2}
+        seen: list[int] = []
+        start = "earliest"
+        for _ in range(5):
+            page = (await http.get("/topics/t/events", params={"from": start, "limit": 7})).json()
+            seen += [event["payload"] for event in page["events"]]
+            start = page["next"]
+        assert seen == list(range(30))
+        assert page["next"].count(":") == 3
+        assert "partition" not in page
+        await publish(http, "t", 30)
+        more = (await http.get("/topics/t/events", params={"from": start})).json()
+        assert [event["payload"] for event in more["events"]] == [30]
+        found = (await http.get("/topics/t/events", params={"where": "payload > 27"})).json()
+        assert [event["payload"] for event in found["events"]] == [28, 29, 30]
+        one = (await http.get("/topics/t/events?partition=1")).json()
+        assert {event["partition"] for event in one["events"]} == {one["partition"]} == {1}
+        assert one["next"] == len(one["events"]) + 1
+
+    async def test_a_partition_that_was_added_is_in_the_next_page(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        await http.post("/topics", json={"topic": "t", "partitions": 2})
+        start = (await http.get("/topics/t/events")).json()["next"]
+        await http.post("/topics", json={"topic": "t", "partitions": 8})
+        for n in range(20):
+            await publish(http, "t", n, key=f"k{n}")
+        page = (await http.get("/topics/t/events", params={"from": start})).json()
+        assert [event["payload"] for event in page["events"]] == list(range(20))
+
+    async def test_an_event_has_a_payload_even_if_it_is_null(self, http: httpx.AsyncClient) -> None:
+        for body in ({}, {"key": "k"}):
+            done = await http.post("/topics/t/events", json=body)
+            assert (done.status_code, done.json()["code"]) == (400, "invalid_option")
+            assert "payload is missing" in done.json()["message"]
+        await publish(http, "t", None)
+        page = (await http.get("/openapi.json")).json()
+        content = page["paths"]["/topics/{topic}/events"]["post"]["requestBody"]["content"]
+        assert content["application/json"]["schema"]["required"] == ["payload"]
+
     @pytest.mark.parametrize(
-        "query", ["limit=0", "limit=x", "from=x", "where=>>", "limit=1&limit=2"]
+        ("path", "hint"),
+        [
+            ("/topics/t/events?limt=5", "known here: from, where, partition, limit"),
+            ("/topics?limit=5", "this takes none"),
+            ("/healthz?x", "this takes none"),
+        ],
+    )
+    async def test_an_unknown_parameter_is_named(
+        self, http: httpx.AsyncClient, path: str, hint: str
+    ) -> None:
+        await publish(http, "t", 1)
+        done = await http.get(path)
+        name = path.partition("?")[2].partition("=")[0]
+        assert (done.status_code, done.json()["hint"]) == (400, hint)
+        assert repr(name) in done.json()["message"]
+
+    @pytest.mark.parametrize(
+        "query", ["limit=0", "limit=x", "from=x", "where=>>", "limit=1&limit=2", "from=0:x,1:2"]
     )
     async def test_a_bad_question_is_refused(self, http: httpx.AsyncClient, query: str) -> None:
         await publish(http, "t", 1)
@@ -313,6 +387,9 @@ class TestSchemas:
         assert (done.status_code, done.json()["version"]) == (200, 1)
         bad = await http.post("/topics/t/events", json={"payload": {"n": "x"}})
         assert (bad.status_code, bad.json()["code"], bad.json()["path"]) == (400, "schema", "/n")
+        assert bad.json()["message"] == (
+            "the payload does not fit the schema of t: it must be integer"
+        )
         said = await one.ask("PUBLISH", topic="t", payload={"n": "x"})
         assert (said["type"], said["code"], said["path"]) == ("ERROR", "schema", "/n")
         await publish(http, "t", {"n": 1})

@@ -10,7 +10,7 @@ import msgspec
 
 from trunkline.broker.session import Op, Session
 from trunkline.dead import Letter
-from trunkline.errors import InvalidOption
+from trunkline.errors import InvalidOption, reason
 from trunkline.options import TopicOptions, make
 from trunkline.topics import check_group, check_topic, dead_topic, matches
 from trunkline.where import compile_where
@@ -176,4 +176,4 @@ def _args(args: dict[str, Any], kind: Any) -> Any:
     try:
         return msgspec.convert(args, kind)
     except msgspec.ValidationError as error:
-        raise InvalidOption(f"wrong arguments: {error}") from error
+        raise InvalidOption(f"wrong arguments: {reason(error)}") from error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import datetime
+from heapq import heappop, heappush
 from typing import Annotated, Any
 
 import msgspec
@@ -133,7 +135,7 @@ async def offsets(ask: Ask) -> Response:
 
 
 class NewEvent(msgspec.Struct, forbid_unknown_fields=True):
-    payload: msgspec.Raw = msgspec.Raw(b"null")
+    payload: msgspec.Raw
     key: str | None = None
     headers: dict[str, str] | None = None
     payload_sha256: str | None = None
@@ -191,30 +193,66 @@ def _receipt(receipt: Receipt) -> dict[str, Any]:
 
 async def read_events(ask: Ask) -> Response:
     name = await _known(ask, "read")
-    partition = (await _partitions(ask, name))[0]
+    partitions = await _partitions(ask, name)
     limit = ask.number("limit", 100, 1, READ_MAX)
     where = ask.query("where")
     wanted = None if where is None else compile_where(where)
-    at = await _offset(ask, name, partition, ask.query("from", "earliest") or "earliest")
+    start = ask.query("from", "earliest") or "earliest"
+    begun = _read_places(start)
+    places = {
+        number: await _offset(ask, name, number, begun.get(number, "earliest" if begun else start))
+        for number in partitions
+    }
     found: list[Record] = []
     looked = 0
-    while len(found) < limit and looked < 100 * READ_MAX:
-        records = await ask.hub.bus.store.read(name, partition, at, READ_MAX)
-        if not records:
+    async for record in _by_time(ask, name, places):
+        looked += 1
+        if wanted is None or wanted(record.event):
+            found.append(record)
+        if len(found) == limit or looked == 100 * READ_MAX:
             break
-        for record in records:
-            at = record.offset + 1
-            looked += 1
-            if wanted is None or wanted(record.event):
-                found.append(record)
-                if len(found) == limit:
-                    break
-        await asyncio.sleep(0)
     if cloudevents.BATCH in ask.request.headers.get("accept", ""):
         batch = [cloudevents.to_cloudevent(record) for record in found]
         return reply(batch, media=cloudevents.BATCH)
     rows = [envelope_of(record) for record in found]
-    return reply({"topic": name, "partition": partition, "events": rows, "next": at})
+    if len(places) == 1:
+        ((partition, at),) = places.items()
+        return reply({"topic": name, "partition": partition, "events": rows, "next": at})
+    following = ",".join(f"{number}:{at}" for number, at in places.items())
+    return reply({"topic": name, "events": rows, "next": following})
+
+
+async def _by_time(ask: Ask, topic: str, places: dict[int, int]) -> AsyncIterator[Record]:
+    """What is there from these places on, by time. A place moves on before its record is given."""
+    store = ask.hub.bus.store
+    size = max(10, READ_MAX // len(places))
+    ahead: dict[int, Iterator[Record]] = {number: iter(()) for number in places}
+    first: list[tuple[datetime, int, Record]] = []
+
+    async def push(number: int) -> None:
+        record = next(ahead[number], None)
+        if record is None:
+            ahead[number] = iter(await store.read(topic, number, places[number], size))
+            await asyncio.sleep(0)
+            record = next(ahead[number], None)
+        if record is not None:
+            heappush(first, (record.event.ts, number, record))
+
+    for number in places:
+        await push(number)
+    while first:
+        _, number, record = heappop(first)
+        places[number] = record.offset + 1
+        yield record
+        await push(number)
+
+
+def _read_places(text: str) -> dict[int, str]:
+    """``next`` of a page of several partitions: ``0:5,1:7``; nothing if it is another place."""
+    pairs = [part.partition(":") for part in text.split(",")]
+    if not all(_OFFSET.fullmatch(number) and _OFFSET.fullmatch(at) for number, _, at in pairs):
+        return {}
+    return {int(number): at for number, _, at in pairs}
 
 
 async def _partitions(ask: Ask, topic: str) -> range:
@@ -290,10 +328,7 @@ def _mark(places: dict[int, int]) -> str:
 def _read_mark(text: str, partitions: range) -> dict[int, int]:
     if len(partitions) == 1 and _OFFSET.fullmatch(text):
         return {partitions[0]: int(text)}
-    pairs = [part.partition(":") for part in text.split(",")]
-    if not all(_OFFSET.fullmatch(number) and _OFFSET.fullmatch(at) for number, _, at in pairs):
-        return {}
-    return {int(number): int(at) for number, _, at in pairs}
+    return {number: int(at) for number, at in _read_places(text).items()}
 
 
 _OFFSET = re.compile(r"[0-9]{1,18}")

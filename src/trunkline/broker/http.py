@@ -25,7 +25,7 @@ from trunkline import access
 from trunkline.access import Principal
 from trunkline.broker.hub import Hub
 from trunkline.broker.wire import Gate, names_of
-from trunkline.errors import Denied, Invalid, InvalidOption, TrunklineError
+from trunkline.errors import Denied, Invalid, InvalidOption, TrunklineError, reason
 from trunkline.frames import code_of, status_of
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def decoded(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeError, ValueError) as error:
-        raise InvalidOption(f"the body is not what is expected: {error}") from error
+        raise InvalidOption(f"the body is not what is expected: {reason(error)}") from error
 
 
 def reply(value: Any, status: int = 200, media: str = "application/json") -> Response:
@@ -142,6 +142,18 @@ def failure(error: TrunklineError) -> Response:
         status = 429
         headers["retry-after"] = str(max(1, round(error.fields.get("retry_s", 1))))
     return Response(_encode(said), status, headers, media_type="application/json")
+
+
+def _refuse_unknown(request: Request, endpoint: Endpoint) -> None:
+    """A parameter that is misspelt must not look as if it had been obeyed."""
+    for name in request.query_params:
+        if name not in endpoint.query:
+            known = ", ".join(endpoint.query)
+            raise InvalidOption(
+                f"there is no parameter {name[:80]!r}",
+                name=name,
+                hint=f"known here: {known}" if known else "this takes none",
+            )
 
 
 def requests_for(hub: Hub) -> type[HttpToolsProtocol]:
@@ -236,6 +248,7 @@ def application(hub: Hub, gate: Gate) -> Any:
                     hub.denied(Principal(""), "connect", "")
                     raise Denied("not authenticated", code="unauthenticated", status=401)
                 who = who or access.NOBODY
+                _refuse_unknown(request, endpoint)
                 wait_s = hub.rate(who)
                 if wait_s:
                     raise TrunklineError("too many requests", code="rate", retry_s=wait_s)

@@ -48,6 +48,7 @@ _CLOUDEVENT = {
 }
 _NEW_EVENT = {
     "type": "object",
+    "required": ["payload"],
     "additionalProperties": False,
     "properties": {
         "payload": {},
@@ -66,12 +67,12 @@ PUBLISH_BODY = {
 EVENTS_OUT = {
     "application/json": {
         "type": "object",
-        "required": ["topic", "partition", "events", "next"],
+        "required": ["topic", "events", "next"],
         "properties": {
             "topic": {"type": "string"},
             "partition": {"type": "integer"},
             "events": {"type": "array", "items": {"type": "object"}},
-            "next": {"type": "integer"},
+            "next": {"type": ["integer", "string"]},
         },
     },
     "application/cloudevents-batch+json": {"type": "array", "items": _CLOUDEVENT},

@@ -20,9 +20,9 @@ async def show_asyncapi(ask: Ask) -> Response:
 
 
 _FROM = parameter("from", "an offset, earliest, latest, or a time in ISO 8601")
+_PAGE = parameter("from", "an offset, earliest, latest, a time in ISO 8601, or next of a page")
 _WHERE = parameter("where", "a condition in SQL, as in payload.total > 10")
-_PARTITION = parameter("partition", "0 if not given", 0, 1023)
-_PARTITIONS = parameter("partition", "all if not given", 0, 1023)
+_PARTITION = parameter("partition", "all if not given", 0, 1023)
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/topics", endpoints.list_topics, "all topics"),
@@ -56,10 +56,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/topics/{topic}/events",
         endpoints.read_events,
-        "read events, past any group",
+        "read events, past any group; of several partitions by time",
         None,
         {
-            **_FROM,
+            **_PAGE,
             **_WHERE,
             **_PARTITION,
             **parameter("limit", "100 if not given", 1, endpoints.READ_MAX),
@@ -86,7 +86,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         {
             **_FROM,
             **_WHERE,
-            **_PARTITIONS,
+            **_PARTITION,
             **parameter("limit", "end after so many; 0 for never", 0, 1_000_000),
         },
         answers=text_answer("text/event-stream"),

@@ -85,6 +85,10 @@ class Delivery:
 
     async def in_progress(self) -> None:
         """Begin the ack timeout anew."""
+        self.extend()
+
+    def extend(self) -> None:
+        """``in_progress`` without the await."""
         if self.outcome is None:
             self._extend(self)
 

@@ -80,12 +80,15 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Subscribe(Frame, frozen=True, kw_only=True, tag="SUBSCRIBE"):
-    """``sub`` names the subscription, for a client that has several of one topic and group."""
+    """``sub`` names the subscription, for a client that has several of one topic and group.
+    ``credits`` are its own to begin with.
+    """
 
     topic: str
     group: str
     start: From | None = msgspec.field(default=None, name="from")
     max_inflight: Window | None = None
+    credits: Credits | None = None
     filter: Wanted | None = None
     where: str | None = None
     ack: Literal["upto", "each"] = "upto"
@@ -136,7 +139,7 @@ class Extend(_Place, frozen=True, kw_only=True, tag="EXTEND"):
 
 class Credit(Frame, frozen=True, kw_only=True, tag="FLOW"):
     """From the first on, the connection gets at most as many records as it has given credits. With
-    ``sub`` and 0 that one subscription gets nothing more.
+    ``sub`` they are those of one subscription, and 0 takes back what it has.
     """
 
     credits: Credits

@@ -384,6 +384,36 @@ class TestDelivery:
         assert [(await one.hear("MESSAGE"))["offset"] for _ in range(3)] == [3, 4, 5]
         assert await one.silent()
 
+    async def test_a_subscription_may_have_credits_of_its_own(self, one: Peer) -> None:
+        for n in range(6):
+            await one.ask("PUBLISH", topic="t", payload=n)
+        await one.subscribe("t", "g", sub="s", credits=1)
+        await one.subscribe("t", "h")
+        found = [await one.hear("MESSAGE") for _ in range(7)]
+        assert [m["offset"] for m in found if m["group"] == "g"] == [1]
+        assert await one.silent()
+        assert (await one.ask("FLOW", credits=2, sub="s"))["type"] == "OK"
+        assert [(await one.hear("MESSAGE"))["offset"] for _ in range(2)] == [2, 3]
+        await one.say("FLOW", credits=9, sub="nobody")
+        assert await one.silent()
+        await one.ask("FLOW", credits=0, sub="s")
+        await one.say("FLOW", credits=1, sub="s")
+        assert (await one.hear("MESSAGE"))["offset"] == 4
+        assert await one.silent()
+
+    async def test_what_waits_for_a_credit_is_not_tried(self, one: Peer, two: Peer) -> None:
+        await one.ask("PUBLISH", topic="t", payload=1)
+        await one.say("FLOW", credits=1)
+        await one.subscribe("t", "g")
+        await one.subscribe("t", "h")
+        sent = (await one.hear("MESSAGE"))["group"]
+        assert await one.silent(), "there was one credit for both"
+        await one.socket.close()
+        await two.subscribe("t", "g")
+        await two.subscribe("t", "h")
+        found = [await two.hear("MESSAGE") for _ in range(2)]
+        assert {m["group"]: m["attempt"] for m in found} == {"g": 1, "h": 1, sent: 2}
+
     async def test_unsubscribing_gives_back_what_was_held(self, one: Peer, two: Peer) -> None:
         await one.ask("PUBLISH", topic="t", payload=1)
         await one.subscribe("t", "g")

@@ -417,6 +417,8 @@ class Session:
             chosen += [held[o] for o in frame.offsets or () if o in held and o != frame.offset]
             for one in chosen:
                 count += self.finish(one, Outcome.ACK)
+            for subscriber in {one.subscriber for one in chosen}:
+                subscriber.refill()
         if frame.corr is not None:
             self.tell(Ok(corr=frame.corr, count=count))
 
@@ -426,6 +428,7 @@ class Session:
         if one is not None:
             outcome = Outcome.TERM if frame.dead else Outcome.NACK
             count = self.finish(one, outcome, frame.delay_s, frame.reason or "nack")
+            one.subscriber.refill()
         if frame.corr is not None:
             self.tell(Ok(corr=frame.corr, count=count))
 
@@ -440,8 +443,9 @@ class Session:
         if frame.sub is not None:
             subscriber = self._subscribers.get(frame.sub)
             if subscriber is not None:
-                subscriber.halt(not frame.credits)
-            self.tell(Ok(corr=frame.corr, sub=frame.sub))
+                subscriber.flow(frame.credits)
+            if frame.corr is not None:
+                self.tell(Ok(corr=frame.corr, sub=frame.sub))
             return
         self.credits = (self.credits or 0) + frame.credits
         self.refill()
@@ -452,9 +456,7 @@ class Session:
         for subscriber in self._subscribers.values():
             subscriber.refill()
 
-    def finish(
-        self, one: Held, outcome: Outcome, delay_s: float | None = None, reason: str = ""
-    ) -> bool:
+    def forget(self, one: Held) -> None:
         delivery = one.delivery
         place = (delivery.topic, delivery.partition, delivery.group)
         mine = self.held.get(place)
@@ -462,6 +464,12 @@ class Session:
             del mine[delivery.offset]
             if not mine:
                 del self.held[place]
+
+    def finish(
+        self, one: Held, outcome: Outcome, delay_s: float | None = None, reason: str = ""
+    ) -> bool:
+        delivery = one.delivery
+        self.forget(one)
         one.subscriber.let_go(one)
         done = delivery.finish(outcome, delay_s, reason)
         counts, audit = self.hub.counts, self.hub.options.audit

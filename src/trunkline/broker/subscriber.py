@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -48,9 +49,7 @@ class Owner(Protocol):
 
     def put(self, data: bytes) -> None: ...
 
-    def finish(
-        self, one: Held, outcome: Outcome, delay_s: float | None = None, reason: str = ""
-    ) -> bool: ...
+    def forget(self, one: Held) -> None: ...
 
     def ended(self, subscriber: Subscriber, error: TrunklineError) -> None: ...
 
@@ -78,7 +77,9 @@ class Subscriber:
         )
         self._whole = frame.form == "event"
         self._held: set[Held] = set()
-        self._is_halted = False
+        self._unsent: list[Delivery] = []
+        self._late: deque[Held] = deque()
+        self._own_credits = frame.credits
         self._ahead = _AHEAD_RECORDS
         self._timeout_s = 0.0
         self._timer: Handle | None = None
@@ -124,12 +125,9 @@ class Subscriber:
             for one in self._held
             if (one.delivery.topic, one.delivery.partition, one.delivery.offset) in places
         ]
-        self.subscription.put_back(back)
-        for one in self._held:
-            delivery = one.delivery
-            mine = self._session.held.get((delivery.topic, delivery.partition, delivery.group), {})
-            if mine.get(delivery.offset) is one:
-                del mine[delivery.offset]
+        self.subscription.put_back(back + self._unsent)
+        for one in (*self._held, *self._late):
+            self._session.forget(one)
         self._held.clear()
         if self.frame.sticky:
             self._hub.sticky.leave((self.frame.topic, self.frame.group), self)
@@ -137,32 +135,34 @@ class Subscriber:
 
     # -- the window ------------------------------------------------------------------------------
 
+    def credits(self) -> int | None:
+        """How many records may be sent, as far as the client has said."""
+        shared, own = self._session.credits, self._own_credits
+        if shared is None or own is None:
+            return own if shared is None else shared
+        return min(shared, own)
+
+    def flow(self, credits: int) -> None:
+        """Credits of this subscription's own; 0 takes back what it has."""
+        self._own_credits = (self._own_credits or 0) + credits if credits else 0
+        self.refill()
+
     def refill(self) -> None:
         """Let the bus lease no more than may be sent: what is leased and kept here would age."""
-        credits = self._session.credits
-        held = len(self._held)
-        room = min(self._window, held + self._ahead)
+        credits = self.credits()
+        room = min(self._window, len(self._held) + self._ahead)
         if credits is not None:
-            room = min(room, held + credits)
-        if self._is_halted:
-            room = 0
+            room = min(room, len(self._held) + credits)
         self.subscription.resize(room)
         if credits:
             self._credit.set()
 
-    def halt(self, on: bool) -> None:
-        """The client wants nothing more from this subscription, or wants it again."""
-        self._is_halted = on
-        self.refill()
-
     def let_go(self, one: Held) -> None:
         self._held.discard(one)
-        if self._session.credits is not None or len(self._held) + self._ahead < self._window:
-            self.refill()
 
     def extend(self, one: Held) -> None:
         one.until = self._hub.clock.monotonic() + self._timeout_s
-        one.delivery._extend(one.delivery)
+        one.delivery.extend()
 
     # -- out -------------------------------------------------------------------------------------
 
@@ -171,11 +171,11 @@ class Subscriber:
         try:
             async for delivery in subscription:
                 limit = min(_FRAMES_A_TURN, self._ahead // 2)
-                batch = [delivery, *subscription.take(limit - 1)]
-                while batch:
-                    count = await self._room(len(batch))
-                    self._send(batch[:count])
-                    del batch[:count]
+                self._unsent = [delivery, *subscription.take(limit - 1)]
+                while self._unsent:
+                    count = await self._room(len(self._unsent))
+                    batch, self._unsent = self._unsent[:count], self._unsent[count:]
+                    self._send(batch)
                 await asyncio.sleep(0)
         except TrunklineError as error:
             session.ended(self, error)
@@ -190,10 +190,10 @@ class Subscriber:
             except TimeoutError:
                 session.evict(f"it took nothing for {self._hub.options.stall_s:g} s")
                 await asyncio.Event().wait()  # until the session closes this
-        while session.credits == 0:
+        while (credits := self.credits()) == 0:
             self._credit.clear()
             await self._credit.wait()
-        return count if session.credits is None else min(count, session.credits)
+        return count if credits is None else min(count, credits)
 
     def _send(self, batch: list[Delivery]) -> None:
         session = self._session
@@ -201,6 +201,8 @@ class Subscriber:
         again = total = 0
         if session.credits is not None:
             session.credits -= len(batch)
+        if self._own_credits is not None:
+            self._own_credits -= len(batch)
         for delivery in batch:
             place = (delivery.topic, delivery.partition, delivery.group)
             mine = session.held.get(place)
@@ -259,10 +261,21 @@ class Subscriber:
             self._timer = self._hub.clock.call_later(max(0.001, first - now), self._sweep)
 
     def _sweep(self) -> None:
+        """Free the places of what timed out. The group delivers it again; an ack that comes all the
+        same is worth as much as before.
+        """
         now = self._hub.clock.monotonic()
-        for one in [one for one in self._held if one.until <= now]:
-            self._session.finish(one, Outcome.NACK, None, "not settled within the ack timeout")
+        for one in sorted((one for one in self._held if one.until <= now), key=_until):
+            self.let_go(one)
+            self._late.append(one)
+            if len(self._late) > self._window:
+                self._session.forget(self._late.popleft())
+        self.refill()
         self._arm(now)
+
+
+def _until(one: Held) -> float:
+    return one.until
 
 
 def _emptied(record: Record) -> Record:

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import msgspec
 
 from trunkline.bus import Delivery, Outcome
+from trunkline.buses.ahead import Ahead
 from trunkline.buses.link import Link
 from trunkline.clock import Clock
 from trunkline.dead import Letter, Redrive
@@ -19,7 +21,7 @@ from trunkline.errors import Closed, InvalidFilter, NotFound, TrunklineError
 from trunkline.event import Event, Record
 from trunkline.frames import Credit, Extend, Message, Nack, Subscribe, Unsubscribe, dump
 from trunkline.group import Lease
-from trunkline.options import BusOptions
+from trunkline.options import BusOptions, Flow
 
 
 class Home(Protocol):
@@ -39,7 +41,9 @@ class RemoteSubscription:
         self.frame = frame
         self._bus = bus
         self._match = match
-        self._queue: deque[Delivery] = deque()
+        self._ahead = Ahead(frame.max_inflight or Flow().max_inflight)
+        self._granted = 0  # credits that the broker has left
+        self._queue: deque[tuple[Delivery, float]] = deque()  # with the time it came
         self._open: set[Delivery] = set()
         self._arrived = asyncio.Event()
         self._error: BaseException | None = None
@@ -55,7 +59,7 @@ class RemoteSubscription:
         self._entered = True
         link = self._bus.link
         corr = link.next_corr()
-        data = dump(msgspec.structs.replace(self.frame, corr=corr))
+        data = self._subscribe(corr)
         asked = link.ask(corr, data, lambda: data)
         # From here on it may get deliveries: they can come in one message with the answer.
         self._bus.streams[str(self.frame.sub)] = self
@@ -86,13 +90,30 @@ class RemoteSubscription:
             if self._closed or self._draining:
                 raise StopAsyncIteration
             if self._queue:
-                return self._queue.popleft()
+                return self._next()
             if self._error is not None:
                 raise self._error
             if not self._entered:
                 raise Closed("enter the subscription first", hint="async with bus.subscribe(...)")
             self._arrived.clear()
             await self._arrived.wait()
+
+    def _subscribe(self, corr: int) -> bytes:
+        self._granted = self._ahead.limit
+        return dump(msgspec.structs.replace(self.frame, corr=corr, credits=self._granted))
+
+    def _next(self) -> Delivery:
+        delivery, came = self._queue.popleft()
+        self._ahead.took(came, len(self._queue))
+        self._grant()
+        return delivery
+
+    def _grant(self) -> None:
+        """Let more come as soon as half of what may lie here has been read."""
+        wanted = self._ahead.limit - len(self._queue) - self._granted
+        if 2 * wanted >= self._ahead.limit:
+            self._granted += wanted
+            self._bus.link.tell(Credit(credits=wanted, sub=self.frame.sub))
 
     def drain(self) -> None:
         """Hand out nothing more: what is buffered goes back, the iteration ends."""
@@ -119,7 +140,7 @@ class RemoteSubscription:
         link, frame = self._bus.link, self.frame
         corr = link.next_corr()
         await link.ask(corr, dump(Credit(corr=corr, credits=0, sub=frame.sub)))
-        unread = [(d.topic, d.partition, d.offset) for d in self._queue]
+        unread = [(d.topic, d.partition, d.offset) for d, _ in self._queue]
         self._give_up()
         corr = link.next_corr()
         left = Unsubscribe(
@@ -143,6 +164,7 @@ class RemoteSubscription:
     def put(self, message: Message, event: Event) -> None:
         if self._closed:
             return
+        self._granted = max(0, self._granted - 1)
         attempt = message.attempt if isinstance(message.attempt, int) else 1
         record = Record(event, message.partition, message.offset)
         lease = Lease(message.offset, attempt, float("inf"), "remote")
@@ -157,8 +179,10 @@ class RemoteSubscription:
                 return
             if not wanted:
                 delivery.finish(Outcome.ACK)
+                if not self._draining:
+                    self._grant()
                 return
-        self._queue.append(delivery)
+        self._queue.append((delivery, monotonic()))
         self._arrived.set()
 
     def fail(self, error: BaseException) -> None:
@@ -175,8 +199,7 @@ class RemoteSubscription:
             return
         link = self._bus.link
         corr = link.next_corr()
-        data = dump(msgspec.structs.replace(self.frame, corr=corr))
-        link.ask(corr, data).add_done_callback(self._resumed)
+        link.ask(corr, self._subscribe(corr)).add_done_callback(self._resumed)
 
     def _resumed(self, asked: asyncio.Future[Any]) -> None:
         error = None if asked.cancelled() else asked.exception()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trunkline.broker.options import BrokerOptions
+from trunkline.broker.server import Broker
 from trunkline.cli import Parser, main, serve, token
 from trunkline.errors import InvalidOption, NotFound
 
@@ -58,11 +63,26 @@ def test_serve_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert callable(main)
 
 
+async def test_serve_says_where_it_is_and_what_is_in_its_way(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "trunkline.broker", "--url", f"file:{tmp_path}", "--port"]
+    process = await asyncio.create_subprocess_exec(*words, "0", stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        said = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+        found = re.search(r"at ws://127.0.0.1:(\d+) and http://127.0.0.1:(\d+) ", said)
+        assert found is not None, said
+        assert found[1] == found[2]
+        with pytest.raises(InvalidOption, match=rf"port {found[1]} already.*--port"):
+            async with Broker(BrokerOptions(url="memory:", port=int(found[1]))):
+                pass
+    finally:
+        process.terminate()
+        await process.wait()
+
+
 async def test_a_token_made_while_the_broker_runs_is_asked_for_within_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import asyncio
-
     async with running(tmp_path) as broker, peer(broker.url) as one:
         assert (await one.ask("PUBLISH", topic="t", payload=1))["type"] == "PUBLISHED"
         words = ("token", "create", "me", "--publish", "t", "--url", f"file:{tmp_path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -202,11 +203,22 @@ def _bound(options: BrokerOptions) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
     try:
         made.bind((options.host, options.port))
-    except OSError:
+    except OSError as error:
         made.close()
-        raise
+        raise _cannot_listen(options, error) from error
     made.setblocking(False)
     return made
+
+
+def _cannot_listen(options: BrokerOptions, error: OSError) -> InvalidOption:
+    where = f"{options.host} port {options.port}"
+    if error.errno == errno.EADDRINUSE:
+        return InvalidOption(
+            f"something listens on {where} already",
+            name="port",
+            hint=f"stop it, or choose another: --port {options.port + 1}; 0 takes any free one",
+        )
+    return InvalidOption(f"cannot listen on {where}: {error.strerror}", name="host")
 
 
 async def serve(options: BrokerOptions, ready: Callable[[Broker], None] | None = None) -> None:

@@ -72,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(about), flush=True)
         elif not args.quiet:
             lock = "tokens are asked for" if guarded else "open to this machine"
-            print(f"serving {options.url} at {broker.url} ({lock})", flush=True)
+            http = broker.url.replace("ws", "http", 1)
+            print(f"serving {options.url} at {broker.url} and {http} ({lock})", flush=True)
 
     _runner()(serve(options, ready))
     return 0

@@ -177,6 +177,17 @@ def test_a_wrong_option_leads_to_the_help_of_its_own_command(
     assert "LETTER" not in done.err  # which is not required
 
 
+@pytest.mark.parametrize("command", ["topic ls", "group ls", "dlq ls", "verify", "tail"])
+def test_a_topic_that_is_not_there_is_not_found_and_a_pattern_may_match_none(
+    run: Run, command: str
+) -> None:
+    run("pub", "t", "1")
+
+    assert run(*command.split(), "nope").code == 3
+    if command.endswith("ls"):
+        assert run(*command.split(), "nope.*").code == 0
+
+
 def test_help_lists_every_verb_with_what_it_does(run: Run) -> None:
     shown = run("help")
 
@@ -287,7 +298,7 @@ def test_the_command_line_needs_no_extra(home: Path) -> None:
     """Where nothing but msgspec is installed, everything but ``--where`` works."""
     script = (
         "import sys\n"
-        "for name in ('rich', 'watchfiles', 'sqlglot', 'zstandard'): sys.modules[name] = None\n"
+        "for name in ('rich', 'sqlglot', 'zstandard'): sys.modules[name] = None\n"
         "from trunkline.cli import main\n"
         "codes = [main(words.split()) for words in sys.argv[1:]]\n"
         "print(codes)\n"

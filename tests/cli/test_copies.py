@@ -239,3 +239,16 @@ def test_a_folder_with_links_is_refused(run: Run, home: Path) -> None:
 
     assert (done.code, "not a plain file" in done.err) == (4, True)
     assert not (home / "new").exists()
+
+
+def test_a_name_of_another_archive_is_refused(run: Run, home: Path) -> None:
+    run("pub", "t", "1")
+
+    for name in ("bus.zip", "bus.tar", "bus.json.gz"):
+        assert run("backup", name).code == 4
+    assert [path.name for path in home.iterdir()] == [".bus"]
+
+
+def test_a_backup_of_no_bus_makes_no_folder(run: Run, home: Path) -> None:
+    assert run("backup", "new/bus.tgz").code == 2
+    assert list(home.iterdir()) == []

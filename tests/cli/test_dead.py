@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -140,3 +141,23 @@ def test_a_topic_without_dead_letters_has_none(run: Run) -> None:
     assert run("dlq", "ls", "nope").code == 3
     assert run("dlq", "redrive", "fine").out == "0 redriven\n"
     assert Reject("x").reason == "x"
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "x", "nan", "inf"])
+def test_a_rate_is_a_number_above_0(run: Run, rate: str) -> None:
+    done = run("dlq", "redrive", "t", f"--rate={rate}")
+
+    assert (done.code, f"not a number above 0: '{rate}'" in done.err) == (4, True)
+
+
+def test_the_doctor_speaks_of_a_damaged_desk(run: Run, home: Path) -> None:
+    run("dlq", "drop", "t", "1", "--yes")
+    for path in (home / ".bus" / "offsets").glob("t.DLQ__*"):
+        if not path.name.endswith(".lock"):
+            path.write_bytes(b"\0" * path.stat().st_size)
+
+    done = run("doctor", "--json")
+
+    assert (done.code, done.rows[0]["where"]) == (1, "t.DLQ")
+    assert run(*done.rows[0]["remedy"].split()[1:]).code == 0
+    assert run("doctor").code == 0

@@ -287,6 +287,7 @@ def test_bench_measures_where_the_bus_is_and_leaves_nothing(run: Run, home: Path
     ]
     assert all(row["events_per_s"] > 0 and row["p95_ms"] > 0 for row in done.rows)
     assert list(home.iterdir()) == []
+    assert run("bench", "--seconds", "0").code == 0
 
 
 def test_commands_that_need_no_loop_start_without_one(home: Path) -> None:

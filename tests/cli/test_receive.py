@@ -98,6 +98,7 @@ def test_what_a_group_cannot_do_is_refused(run: Run) -> None:
     assert run("sub", "t", "--group", "g", "--from", "-3").code == 4
     assert run("sub", "t", "--group", "g", "-p", "0").code == 4
     assert run("sub", "t", "--group", "_g").code == 4
+    assert run("sub", "t", "--ack", "none", "--wait", "0.1").code == 4
     assert run("sub", "t", "--group", "g", "--where", "(").code == 4
 
 

@@ -320,6 +320,30 @@ def test_a_folder_is_read_by_jq_and_grep_as_the_command_reads_it(run: Run, home:
     assert run("grep", "t", "Grüße").rows[0]["payload"] == json.loads(line)["payload"]
 
 
+def test_what_is_wrong_with_a_payload_is_told_in_words_of_ours(run: Run) -> None:
+    said = {text: run("pub", "t", text).err for text in ("", "[1", '{"a":NaN}', "1 2")}
+
+    assert said[""] == "trunkline: not JSON: it ends in the middle (--text publishes plain text)\n"
+    assert said["[1"] == said[""]
+    assert "not JSON: invalid character (byte 5)" in said['{"a":NaN}']
+    assert "malformed" not in "".join(said.values())
+
+
+def test_a_header_that_is_given_twice_is_refused(run: Run) -> None:
+    done = run("pub", "t", "1", "-H", "a:b", "-H", "a:c")
+
+    assert (done.code, "given twice" in done.err) == (4, True)
+
+
+def test_a_publish_that_failed_is_not_summed_up(run: Run, home: Path) -> None:
+    run("init")
+    (home / ".bus" / "topics.json").write_text("{")
+
+    done = run("pub", "t", "1")
+
+    assert (done.code, done.out) == (1, "")
+
+
 def test_offsets_count_from_1(run: Run) -> None:
     run("pub", "t", stdin=lines(3))
     run("topic", "purge", "t", "--before", "3", "--yes")

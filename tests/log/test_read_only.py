@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from trunkline.event import Event, encode_event
-from trunkline.log.folder import Folder
-from trunkline.options import Limits
+from trunkline.log.folder import Folder, GroupKey
+from trunkline.options import GroupOptions, Limits
 
 # Runs once as it is, so that all is imported, and again as one who owns nothing.
 READ = """
@@ -64,3 +64,23 @@ def test_a_folder_that_may_not_be_entered_is_not_called_missing(words: tuple[str
 
         said = f"trunkline: {root} cannot be opened: Permission denied (see who may: ls -ld {root})"
         assert (done.returncode, done.stderr) == (1, f"{said}\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("command", ["verify", "doctor"])
+def test_who_may_only_read_is_told_what_was_not_looked_at(command: str) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place) / "bus"
+        folder = Folder(str(root))
+        events = [Event(topic="orders", payload=1)]
+        folder.append("orders", 0, [encode_event(event, Limits()) for event in events], events)
+        folder.step(GroupKey("orders", 0, "billing"), lambda group: group.define(GroupOptions(), 0))
+        folder.close()
+        for path in [Path(place), root, *root.rglob("*")]:
+            path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
+
+        done = as_another(root, command)
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "orders/0 billing" in done.stdout
+        assert "not looked at: Permission denied" in done.stdout

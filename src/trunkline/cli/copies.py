@@ -40,6 +40,7 @@ from trunkline.options import StoreOptions
 
 _CHUNK = 1024 * 1024
 _ARCHIVE = (".tar.gz", ".tgz")
+_OTHER_ARCHIVES = (".tar", ".gz", ".zip", ".zst", ".xz", ".bz2", ".7z")
 _NAME = re.compile(
     r"(?:bus|topics)\.json|(?:wal|dlq|offsets|quarantine)/[A-Za-z0-9_~-][A-Za-z0-9_.~-]{0,254}"
 )
@@ -108,12 +109,14 @@ class _ToArchive:
 def run_backup(args: argparse.Namespace) -> int:
     dest = os.path.abspath(args.dest)
     packed = dest.endswith(_ARCHIVE)
+    if not packed and dest.endswith(_OTHER_ARCHIVES):
+        raise InvalidOption("an archive ends in .tar.gz or .tgz", hint="any other name is a folder")
     _check_free(dest, packed=packed, force=args.force)
     temp = f"{dest}.{secrets.token_hex(4)}.tmp"
-    atomic.make_dir(os.path.dirname(dest))
     with closing(open_folder(args)) as folder:
         if os.path.commonpath([dest, folder.path]) == folder.path:
             raise InvalidOption("a bus cannot hold its own backup", hint="another place for DEST")
+        atomic.make_dir(os.path.dirname(dest))
         try:
             with progress(args, "copying") as step, _sink(temp, packed, folder) as sink:
                 files, count = _copy(folder, sink, step)

@@ -56,7 +56,10 @@ def register(commands: Commands[Any]) -> None:
 
 
 def _rate(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"not a number above 0: {text!r}")
     return value

@@ -272,6 +272,9 @@ def _groups(folder: Folder, lag: int) -> Iterator[Diagnosis]:
         except Corrupt as error:
             yield Diagnosis("error", place, error.message, f"{seek} N")
             continue
+        except OSError as error:  # it is locked to be read, and so only by who may write
+            yield Diagnosis("note", place, f"not looked at: {error.strerror}", "be its owner")
+            continue
         if ahead >= folder.bounds(key.topic, key.partition).next:
             problem = f"it has settled offset {ahead}, which the log does not reach"
             yield Diagnosis("error", place, problem, f"{seek} end")
@@ -289,7 +292,15 @@ def _letters(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagno
     for name in filter(is_dead, sorted(topics)):
         first, end = folder.bounds(name, 0)
         key = GroupKey(name, 0, DESK)
-        count = folder.group(key).lag(end) if folder.has_group(key) else end - first
+        try:
+            count = folder.group(key).lag(end) if folder.has_group(key) else end - first
+        except Corrupt as error:
+            remedy = f"trunkline group seek {name} {DESK} --to start"
+            yield Diagnosis("error", name, error.message, remedy)
+            continue
+        except OSError as error:
+            yield Diagnosis("note", name, f"not looked at: {error.strerror}", "be its owner")
+            continue
         if count:
             topic = name.removesuffix(DEAD_SUFFIX)
             yield Diagnosis(

@@ -88,6 +88,9 @@ def verify_topics(
             except Corrupt as error:
                 path = os.path.relpath(error.path, folder.path)
                 yield Finding(path, error.position, error.message)
+            except OSError as error:  # it is locked to be read, and so only by who may write
+                place = f"{key.topic}/{key.partition} {key.group}"
+                yield Finding(place, 0, f"not looked at: {error.strerror}", severe=False)
 
 
 def _verify_partition(folder: Folder, topic: str, partition: int) -> list[Finding]:
@@ -161,7 +164,8 @@ async def _bench_publish(place: str, seconds: float) -> list[dict[str, Any]]:
         took: list[float] = []
 
         async def publisher(until: float) -> None:
-            while (start := time.perf_counter()) < until:
+            while not took or time.perf_counter() < until:
+                start = time.perf_counter()
                 await bus.publish("bench", payload)
                 took.append(time.perf_counter() - start)
 

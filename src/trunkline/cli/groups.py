@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from trunkline.cli import ERROR, OK, Commands, branch, leaf
-from trunkline.cli.places import at_least, open_folder, parse_point
+from trunkline.cli.places import at_least, open_folder, parse_point, pick_topics
 from trunkline.cli.render import Output, cell, confirm
 from trunkline.errors import Corrupt, NotFound
 from trunkline.group import Group
 from trunkline.log import atomic, layout
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.options import GroupOptions
-from trunkline.topics import check_group, check_pattern, matches
+from trunkline.topics import check_group, check_pattern, is_pattern, matches
 
 _COLUMNS = ("topic", "partition", "group", "floor", "lag", "leases", "waiting", "paused", "members")
 
@@ -87,6 +87,8 @@ def run_ls(args: argparse.Namespace) -> int:
     code = OK
     with closing(open_folder(args)) as folder:
         rows = []
+        if args.topic is not None and not is_pattern(args.topic):
+            pick_topics(folder, args.topic)  # a topic that is not there has not merely no groups
         for key in folder.groups():
             if args.topic is not None and not matches(args.topic, key.topic):
                 continue

@@ -181,6 +181,8 @@ def run_sub(args: argparse.Namespace) -> int:
     span = None if args.start is None else parse_span(args.start, SystemClock().now())
     write = record_writer(args)
     if args.group is None:
+        if args.ack == "none":
+            raise InvalidOption("--ack is for a group", hint="without --group nothing is acked")
         return _look_on(args, span, write)
     check_group(args.group)
     if args.ack == "none":

@@ -30,7 +30,7 @@ from trunkline.cli.places import (
 )
 from trunkline.cli.render import FORMAT_HELP, Output, record_writer, to_json
 from trunkline.clock import SystemClock
-from trunkline.errors import InvalidEvent, InvalidOption, NotFound
+from trunkline.errors import InvalidEvent, InvalidOption, NotFound, reason
 from trunkline.event import (
     BANDS,
     PRIORITIES,
@@ -155,8 +155,11 @@ def run_pub(args: argparse.Namespace) -> int:
                 for done in range(0, args.count, _BATCH):
                     size = min(_BATCH, args.count - done)
                     publisher.publish([publisher.prepare(payload) for _ in range(size)])
-        finally:
-            publisher.sum_up()
+        except BaseException:
+            if publisher.published:
+                publisher.sum_up()
+            raise
+        publisher.sum_up()
     return DUPLICATE if publisher.duplicates else OK
 
 
@@ -181,6 +184,8 @@ def _fields(args: argparse.Namespace, now: datetime) -> dict[str, Any]:
         if wrong:
             raise InvalidOption(f"--header: not NAME:VALUE: {wrong[0]!r}")
         fields["headers"] = {name.strip(): value.strip() for name, _, value in pairs}
+        if len(fields["headers"]) < len(pairs):
+            raise InvalidOption("--header: a name is given twice, and has one value")
     if args.cap:
         fields["caps"] = tuple(args.cap)
     return {name: value for name, value in fields.items() if value is not None}
@@ -190,7 +195,10 @@ def _json(line: bytes) -> Any:
     try:
         return decode_payload(line)
     except InvalidEvent as error:
-        raise InvalidEvent(error.message, hint="--text publishes plain text") from None
+        cause = error.__cause__
+        why = reason(cause) if isinstance(cause, Exception) else error.message
+        why = why.removeprefix("it is ").removeprefix("not JSON: ")
+        raise InvalidEvent(f"not JSON: {why}", hint="--text publishes plain text") from None
 
 
 def _text(line: bytes) -> str:
@@ -210,7 +218,7 @@ class _Publisher:
         self._fields = fields
         self._out = Output(args)
         self._turn = secrets.randbelow(1024)  # so that single publishes spread over partitions
-        self._published = 0
+        self.published = 0
         self._last: Receipt | None = None
         self._ranges: dict[int, tuple[int, int]] = {}
         self._ids: dict[tuple[int, int], str | None] = {}  # of what duplicates repeat
@@ -233,7 +241,7 @@ class _Publisher:
                 except InvalidEvent as error:
                     self.publish(batch)
                     raise InvalidEvent(
-                        f"line {number}: {error.message}; {self._published} events before it "
+                        f"line {number}: {error.message}; {self.published} events before it "
                         "were published",
                         hint=error.hint,
                     ) from None
@@ -270,7 +278,7 @@ class _Publisher:
             self._note(receipts[index])
 
     def _note(self, receipt: Receipt) -> None:
-        self._published += 1
+        self.published += 1
         self._last = receipt
         self.duplicates += receipt.duplicate
         if not receipt.duplicate:
@@ -295,7 +303,7 @@ class _Publisher:
     def sum_up(self) -> None:
         """One line for a person: the receipt, or what all of them say together."""
         last = self._last
-        if last is not None and self._published == 1:
+        if last is not None and self.published == 1:
             place = f"{last.topic}/{last.partition}@{last.offset}"
             self._out.say(f"{place} {'duplicate' if last.duplicate else last.id}")
             return
@@ -303,7 +311,7 @@ class _Publisher:
             f"{self._topic}/{partition}@{low}-{high}"
             for partition, (low, high) in sorted(self._ranges.items())
         )
-        fresh = self._published - self.duplicates
+        fresh = self.published - self.duplicates
         extra = f", {self.duplicates} duplicates" if self.duplicates else ""
         self._out.say(f"published {fresh} events{extra} {places}".rstrip())
 

@@ -23,12 +23,12 @@ from trunkline.cli.places import (
     pick_topics,
 )
 from trunkline.cli.render import Output, cell, confirm, progress, size
-from trunkline.errors import Conflict, Corrupt, InvalidOption
+from trunkline.errors import Conflict, Corrupt, InvalidOption, NotFound
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder
 from trunkline.log.reader import PartitionReader
 from trunkline.options import TopicOptions, changed, make
-from trunkline.topics import check_pattern, check_topic, matches
+from trunkline.topics import check_pattern, check_topic, is_pattern, matches
 
 MEANING = {
     "partitions": "how many logs its records are spread over, by key",
@@ -185,6 +185,8 @@ def run_ls(args: argparse.Namespace) -> int:
                     "groups": len({key.group for key in groups if key.topic == topic}),
                 }
             )
+        if not rows and pattern is not None and not is_pattern(pattern):
+            raise NotFound(f"there is no topic {pattern}", hint="trunkline topic ls")
         columns = ("topic", "partitions", "records", "size", "groups")
         Output(args).table(rows, columns, "there are no topics")
     return OK

@@ -31,7 +31,7 @@ TS = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 
 
 def decode(members: bytes) -> Event:
-    line: dict[str, Any] = msgspec.json.decode(b"{" + members + b"}")
+    line: dict[str, Any] = msgspec.json.decode(b'{"meta":' + members + b"}")
     return msgspec.convert({**line["meta"], "payload": line["payload"]}, Event)
 
 
@@ -88,7 +88,7 @@ def test_the_names_on_disk_are_those_of_the_folder() -> None:
         id="1", ts=TS, topic="t", space="s", trace="00-x", ttl_s=5, key="k", payload={"a": [1]}
     )
     assert encode_event(event, LIMITS) == (
-        b'"meta":{"event_id":"1","ts":"2026-03-01T12:30:15.123456Z","topic":"t","space_id":"s",'
+        b'{"event_id":"1","ts":"2026-03-01T12:30:15.123456Z","topic":"t","space_id":"s",'
         b'"key":"k","trace_id":"00-x","ttl_sec":5},"payload":{"a":[1]}'
     )
 
@@ -96,7 +96,7 @@ def test_the_names_on_disk_are_those_of_the_folder() -> None:
 def test_fields_that_are_not_set_are_not_written() -> None:
     event = Event(id="1", ts=TS, topic="t")
     assert encode_event(event, LIMITS) == (
-        b'"meta":{"event_id":"1","ts":"2026-03-01T12:30:15.123456Z","topic":"t"},"payload":null'
+        b'{"event_id":"1","ts":"2026-03-01T12:30:15.123456Z","topic":"t"},"payload":null'
     )
 
 

@@ -30,7 +30,8 @@ Priority = Literal["critical", "high", "normal", "low"]
 Band = Literal["GREEN", "AMBER", "RED", "BLACK"]
 
 _random = random.Random(os.urandom(16))
-_stamp: tuple[int, str, str, Iterator[int]] = (0, "", "", iter(()))
+_COUNTS: Final = tuple(f"{number:03x}" for number in range(4096))
+_stamp: tuple[int, str, str, Iterator[str]] = (0, "", "", iter(()))
 
 
 def _forget() -> None:
@@ -48,24 +49,23 @@ def new_id() -> str:
     """
     global _stamp
     ms = time.time_ns() // 1_000_000
-    made, head, tail, counter = _stamp
-    count = next(counter, 4096) if ms == made else 4096
-    if count > 4095:
+    made, head, tail, counts = _stamp
+    count = next(counts, None) if ms == made else None
+    if count is None:
         bits = f"{0x8000_0000_0000_0000 | _random.getrandbits(62):016x}"
         head, tail = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7", f"-{bits[:4]}-{bits[4:]}"
-        counter = itertools.count(1)
-        _stamp = (ms, head, tail, counter)
-        count = 0
-    return f"{head}{count:03x}{tail}"
+        counts = iter(_COUNTS)
+        count = next(counts)
+        _stamp = (ms, head, tail, counts)
+    return head + count + tail
 
 
 def new_ids(count: int) -> list[str]:
     """Many ids at once, in order, for less."""
     ids = [new_id()]
     while len(ids) < count:
-        _, head, tail, counter = _stamp
-        numbers = itertools.islice(counter, count - len(ids))
-        ids += [f"{head}{number:03x}{tail}" for number in numbers if number < 4096]
+        _, head, tail, counts = _stamp
+        ids += [head + number + tail for number in itertools.islice(counts, count - len(ids))]
         if len(ids) < count:
             ids.append(new_id())
     return ids
@@ -203,34 +203,36 @@ def _check_headers(headers: Any, limits: Limits) -> None:
 _SCALARS = (str, int, bool, bytes, bytearray, type(None), datetime, Enum, UUID, Decimal)
 _encode = msgspec.json.Encoder().encode
 _PAYLOAD = b',"payload":'
+_SPLIT = b'},"payload":'
 
 
 def encode_event(event: Event, limits: Limits) -> bytes:
-    """The event as the two members ``"meta":{…},"payload":…`` of a log line.
+    """The event as a log line has it behind ``"meta":``, that is ``{…},"payload":…``.
 
     Raises ``InvalidEvent`` for what is no JSON value, too large or too deep.
     """
     try:
         whole = _encode(event)
         if event.payload is None:
-            meta, payload = whole[:-1], b"null"
+            body = whole[:-1] + b'},"payload":null'
+        elif "payload" in event.headers:
+            at = len(whole) - len(_encode(event.payload)) - len(_PAYLOAD) - 1
+            body = whole[:at] + _SPLIT + whole[at + len(_PAYLOAD) : -1]
         else:
-            at = whole.find(_PAYLOAD)
-            if "payload" in event.headers:
-                at = len(whole) - len(_encode(event.payload)) - len(_PAYLOAD) - 1
-            meta, payload = whole[:at], whole[at + 11 : -1]
+            body = whole[:-1].replace(_PAYLOAD, _SPLIT, 1)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise InvalidEvent(f"the payload is no JSON value: {error}", field="payload") from error
-    if len(whole) > limits.record_bytes:
+    size = len(whole)
+    if size > limits.record_bytes:
         raise InvalidEvent(
-            f"the record is {len(whole)} bytes long, {limits.record_bytes} are allowed",
-            size=len(whole),
+            f"the record is {size} bytes long, {limits.record_bytes} are allowed",
+            size=size,
             hint="store the bulk elsewhere and publish a reference",
         )
     # Both are rare, and a walk in Python costs more than the encoding: look only on a sign of them.
-    if whole.rfind(b"null") >= 0 or whole.count(b"[") + whole.count(b"{") > limits.depth:
+    if size - len(whole.translate(None, b"[{")) > limits.depth or whole.rfind(b"null") >= 0:
         check_value(event.payload, limits.depth)
-    return b'"meta":%b},"payload":%b' % (meta, payload)
+    return body
 
 
 def check_value(value: Any, depth_max: int) -> None:

@@ -162,6 +162,11 @@ class Pump:
         self._told = True
         self._wake.set()
 
+    def refill(self) -> None:
+        """A subscriber has room again: see what there is for it, if anything was left."""
+        if self._group is None or self._more or self._group.available():
+            self._wake.set()
+
     def _rung(self, topic: str | None) -> None:
         self._told = self._told or topic is None  # by another process, perhaps: the group changed
         self._wake.set()
@@ -247,8 +252,9 @@ class Pump:
         group = self._group
         found = self._ahead or self._gap_to or group.again
         found = found or (group.available() and self._room() > 0)
-        if not (told or found or self._written or self._acks):
-            return False  # the log was looked at, and what the group's files hold is known
+        if not (told or found or self._written):
+            self._more = False  # the log was looked at, and what the group's files hold is known
+            return False
         taken = await self._store.update(self.key, self._step)
         dead = [_Dead(lease, "retries", "no try is left") for lease in taken.dead]
         dead += [_Dead(lease, "expired", "its time to live ran out") for lease in taken.expired]
@@ -258,7 +264,7 @@ class Pump:
             self._hand_out(lease, self._records.pop(lease.offset, None))
         if self._buried:
             await self._bury()
-        return bool(self._written or self._acks or (self._more and self._room() > 0))
+        return self._told or bool(self._written) or (self._more and self._room() > 0)
 
     def _room(self) -> int:
         return sum(outlet.room() for outlet in self._outlets)
@@ -386,20 +392,20 @@ class Pump:
             self._records[record.offset] = record
 
     def _hand_out(self, lease: Lease, record: Record | None) -> None:
-        if record is None:  # compacted away or trimmed since it was read ahead
-            self._acks.append(lease)
-            return
-        for _ in range(len(self._outlets)):
-            outlet = self._outlets[0]
-            self._outlets.rotate(-1)
-            if outlet.room() > 0 and outlet.accepts(record.event):
-                self._until = min(self._until, lease.until)
-                outlet.put(Delivery(record, lease, self.key.group, self.settle, self.extend))
+        if record is not None:
+            for _ in range(len(self._outlets)):
+                outlet = self._outlets[0]
+                self._outlets.rotate(-1)
+                if outlet.room() > 0 and outlet.accepts(record.event):
+                    self._until = min(self._until, lease.until)
+                    outlet.put(Delivery(record, lease, self.key.group, self.settle, self.extend))
+                    return
+            if any(outlet.accepts(record.event) for outlet in self._outlets):
+                self._back.append(lease)
                 return
-        if any(outlet.accepts(record.event) for outlet in self._outlets):
-            self._back.append(lease)
-        else:
-            self._acks.append(lease)  # filtered out, so the group is done with it
+        # Compacted away or trimmed since it was read ahead, or filtered out: done with, now.
+        self._acks.append(lease)
+        self._told = True
 
     async def _bury(self) -> None:
         """Write dead letters, and only then let their records be settled."""

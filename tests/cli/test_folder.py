@@ -208,7 +208,7 @@ def test_the_doctor_speaks_of_missing_extras(
     done = run("doctor", "--json")
 
     found = {row["where"]: (row["level"], row["remedy"]) for row in done.rows}
-    assert found["watchfiles"] == ("note", "pip install 'trunkline[watch]'")
+    assert found["rich"] == ("note", "pip install 'trunkline[cli]'")
     assert found["zstandard"] == ("error", "pip install 'trunkline[zstd]'")
 
 

@@ -429,7 +429,6 @@ def test_watch_blocks_until_an_event_arrives(
 
 
 def test_inotify_wakes_a_watcher_long_before_the_next_poll(queue: Path) -> None:
-    pytest.importorskip("watchfiles")
     spool = Spool(str(queue))
     times: list[float] = []
     for _ in range(3):

@@ -201,7 +201,8 @@ class LocalSubscription:
         elif not left:
             self._ahead = min(2 * self._ahead, self._room)
         if (not left or left == self._ahead // 2) and self.room() > 0:
-            self._wake()
+            for pump in self._pumps.values():
+                pump.refill()
         return delivery
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:

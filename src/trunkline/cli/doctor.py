@@ -27,7 +27,6 @@ _LAG = 10_000
 _CHUNK = 1024 * 1024
 _FREE_SHARE = 0.05
 _EXTRAS = (
-    ("watchfiles", "watch", "processes notice each other's events by polling, a little later"),
     ("rich", "cli", "tables are plain text and there are no progress bars"),
     ("sqlglot", "filters", "--where cannot be used"),
 )

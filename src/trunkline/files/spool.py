@@ -260,8 +260,8 @@ class Spool:
     def wait(self, source: str = "", timeout_s: float | None = None) -> list[Pending]:
         """Block until something is pending and return it; an empty list when time is up.
 
-        inotify wakes it where watchfiles is installed and ``config.yaml`` does not say
-        ``notify: poll``; otherwise it looks every ``poll-interval`` seconds.
+        inotify wakes it where there is any and ``config.yaml`` does not say ``notify: poll``;
+        otherwise it looks every ``poll-interval`` seconds.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         rows = self.pending(source)
@@ -277,30 +277,30 @@ class Spool:
         """One tick after each change of the directory, and now and then without one."""
         config = self.config()
         poll_s = max(config.poll_s, 0.05)
+        watch = None
+        if config.notify != "poll":
+            import select
+
+            from trunkline.log.inotify import Inotify
+
+            try:
+                watch = Inotify([os.fsdecode(self.path)])
+                # A change in the moment before the watch began would go unseen, and so would one
+                # that the kernel dropped: the slice bounds how long either can stay so.
+                poll_s = min(_WATCH_SLICE_S, poll_s)
+            except OSError:  # none is left, or the system has none
+                pass
         try:
-            if config.notify == "poll":
-                raise ImportError
-            from watchfiles import watch
-        except ImportError:
             while (left := _left(deadline)) > 0:
-                time.sleep(min(poll_s, left))
+                if watch is None:
+                    time.sleep(min(poll_s, left))
+                else:
+                    select.select([watch.fd], [], [], min(poll_s, left))
+                    watch.changes()
                 yield
-            return
-        # A change in the moment before the watch begins would go unseen, and so would one that
-        # the kernel dropped: the slice bounds how long either can stay so.
-        slice_s = min(_WATCH_SLICE_S, _left(deadline), poll_s)
-        for _ in watch(
-            os.fsdecode(self.path),
-            watch_filter=None,
-            debounce=20,
-            step=5,
-            rust_timeout=max(int(slice_s * 1000), 1),
-            yield_on_timeout=True,
-            recursive=False,
-        ):
-            yield
-            if _left(deadline) <= 0:
-                return
+        finally:
+            if watch is not None:
+                watch.close()
 
     def _scan(self) -> Iterator[tuple[int, int, bytes, bytes, bytes]]:
         """(rank, µs, name, source, type) of every pending event, in no order."""

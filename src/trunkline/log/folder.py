@@ -30,11 +30,13 @@ from trunkline.errors import (
     StorageError,
     StorageFull,
     UnsupportedFormat,
+    reason,
 )
 from trunkline.event import Event, Record, new_id
 from trunkline.group import Group
 from trunkline.log import atomic, layout
 from trunkline.log.head import FORMAT, Head
+from trunkline.log.inotify import Change
 from trunkline.log.journal import GroupFile
 from trunkline.log.reader import Bounds, PartitionReader
 from trunkline.log.recovery import READ_BYTES
@@ -55,6 +57,11 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+class _About(msgspec.Struct):
+    format: int = 0
+    id: str = ""
 
 
 class GroupKey(NamedTuple):
@@ -84,19 +91,13 @@ class Folder:
         try:
             self._open()
         except NotADirectoryError as error:
-            raise NoBus(
-                f"there is no bus at {self.path}: it is, or is in, a file",
-                path=self.path,
-                hint="a bus is a folder",
-            ) from error
+            said = f"there is no bus at {self.path}: it is, or is in, a file"
+            raise NoBus(said, path=self.path, hint="a bus is a folder") from error
         except OSError as error:
             kind = StorageFull if error.errno in atomic.FULL else StorageError
-            raise kind(
-                f"{self.path} cannot be opened: {error.strerror}",
-                path=self.path,
-                errno=error.errno,
-                hint=f"see who may: ls -ld {self.path}" if error.errno == errno.EACCES else "",
-            ) from error
+            said = f"{self.path} cannot be opened: {error.strerror}"
+            hint = f"see who may: ls -ld {self.path}" if error.errno == errno.EACCES else ""
+            raise kind(said, path=self.path, errno=error.errno, hint=hint) from error
         _folders.add(self)
 
     def _open(self) -> None:
@@ -127,21 +128,21 @@ class Folder:
                 atomic.replace_file(marker, msgspec.json.encode(fresh) + b"\n")
         try:
             with open(marker, "rb") as file:
-                about = msgspec.json.decode(file.read(), type=dict[str, Any])
+                about = msgspec.json.decode(file.read(), type=_About)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Corrupt(
-                f"bus.json is damaged: {error}",
+                f"bus.json is damaged: {reason(error)}",
                 path=marker,
                 position=0,
                 hint="put it back from a backup; or remove it, and the folder gets a new name",
             ) from error
-        if about.get("format", 0) > FORMAT:
+        if about.format > FORMAT:
             raise UnsupportedFormat(
-                f"{self.path} has format {about['format']}, this version reads up to {FORMAT}",
+                f"{self.path} has format {about.format}, this version reads up to {FORMAT}",
                 path=self.path,
                 hint="upgrade trunkline",
             )
-        self.id = str(about.get("id", ""))
+        self.id = about.id
         if self.options.reserve_bytes:
             self._fill_reserve()
 
@@ -232,7 +233,8 @@ class Folder:
             try:
                 stored = msgspec.json.decode(data, type=dict[str, dict[str, Any]])
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise Corrupt(f"topics.json is damaged: {error}", path=path, position=0) from error
+                said = f"topics.json is damaged: {reason(error)}"
+                raise Corrupt(said, path=path, position=0) from error
             try:
                 known = {name: make(TopicOptions, values) for name, values in stored.items()}
             except InvalidOption as error:
@@ -257,9 +259,8 @@ class Folder:
     @contextlib.contextmanager
     def _locked_topics(self) -> Iterator[dict[str, TopicOptions]]:
         with self._locked():
-            defined = dict(self._defined())
-            before = dict(defined)
-            yield defined
+            before = self._defined()
+            yield (defined := dict(before))
             if defined != before:
                 plain = {name: changed(options) for name, options in sorted(defined.items())}
                 text = msgspec.json.format(msgspec.json.encode(plain), indent=2)
@@ -332,6 +333,18 @@ class Folder:
             writer = PartitionWriter(self.path, topic, partition, self.options, self.clock)
             self._writers[key] = writer
         return writer
+
+    def is_news(self, change: Change) -> bool:
+        """Whether a file that changed may hold what this process does not know."""
+        stem, _, kind = change.name.rpartition(".")
+        if kind in ("jsonl", "index", "lock"):
+            return False  # what is in a log shows in its head
+        known: PartitionWriter | GroupFile | None = None
+        if kind == "head":
+            known = self._writers.get(layout.parse_stem(stem, change.folder.endswith("dlq")))
+        elif kind == "journal" and (key := layout.parse_group_stem(stem)):
+            known = self._groups.get(GroupKey(*key))
+        return known is None or known.is_behind()
 
     def _drop(self, topic: str, partition: int) -> None:
         reader = self._readers.pop((topic, partition), None)

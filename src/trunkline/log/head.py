@@ -125,6 +125,13 @@ class HeadFile:
             self._seen = (raw, head)
         return head
 
+    def is_changed(self) -> bool:
+        """Whether the line is not the one that was last seen here."""
+        try:
+            return os.pread(self.fd, _SIZE, 0) != self._seen[0]
+        except OSError:  # it is not open
+            return True
+
     def store(self, head: Head) -> None:
         raw = encode(head)
         written = os.pwrite(self.fd, raw, 0)

@@ -83,6 +83,13 @@ class GroupFile:
         """Whether a sync of the journal failed: it must not be relied upon any more."""
         return bool(self._poisoned) and os.fstat(self._fd).st_ino == self._poisoned
 
+    def is_behind(self) -> bool:
+        """Whether somebody else may have written since this process did."""
+        try:
+            return os.fstat(self._fd).st_size != self._position
+        except OSError:  # it is not open
+            return True
+
     def exists(self) -> bool:
         return os.path.exists(self._stem + ".journal") or os.path.exists(self._stem + ".json")
 

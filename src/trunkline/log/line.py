@@ -13,6 +13,7 @@ never acknowledged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
@@ -66,18 +67,11 @@ def close_line(head: bytes) -> bytes:
     return b'%b,"crc":"%08x"}\n' % (head, crc32(head))
 
 
-def frame(offset: int, body: bytes) -> bytes:
-    head = b'{"offset":%d,%b' % (offset, body)
-    return b'%b,"crc":"%08x"}\n' % (head, crc32(head))
-
-
-def frame_batch(first: int, bodies: list[bytes], durable: int, at: int) -> list[bytes]:
+def frame_batch(first: int, bodies: Sequence[bytes], durable: int, at: int) -> list[bytes]:
     """Number and frame bodies made by ``encode_event``; the last one carries the commit."""
-    last = first + len(bodies) - 1
-    lines = [frame(first + index, body) for index, body in enumerate(bodies[:-1])]
-    commit = b',"commit":{"count":%d,"durable":%d,"at":%d}' % (len(bodies), durable, at)
-    lines.append(frame(last, bodies[-1] + commit))
-    return lines
+    heads = [b'{"offset":%d,"meta":%b' % numbered for numbered in enumerate(bodies, first)]
+    heads[-1] += b',"commit":{"count":%d,"durable":%d,"at":%d}' % (len(bodies), durable, at)
+    return [b'%b,"crc":"%08x"}\n' % (head, crc32(head)) for head in heads]
 
 
 def frame_seal(seal: Seal) -> bytes:

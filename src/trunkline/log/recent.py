@@ -8,12 +8,15 @@ time, which a producer may set.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from trunkline.event import Event
 from trunkline.log.head import Head
 from trunkline.log.line import Damaged, Line, parse
 from trunkline.log.segment import Segment
 from trunkline.options import TopicOptions
+
+_idem_key = attrgetter("idem_key")
 
 
 class Recent:
@@ -33,6 +36,8 @@ class Recent:
         self._catch_up(head, now - window, topic.dedup_keys)
         duplicates: dict[int, int] = {}
         fresh: dict[str, int] = {}
+        if not _has_keys(events):
+            return duplicates
         for position, event in enumerate(events):
             key = event.idem_key
             if key is None:
@@ -50,6 +55,9 @@ class Recent:
         self, events: Sequence[Event], duplicates: dict[int, int], head: Head, now: int
     ) -> None:
         """Note what was just written; ``head`` is the one after it."""
+        self._next = head.next
+        if not _has_keys(events):
+            return
         offset = head.next - (len(events) - len(duplicates))
         for position, event in enumerate(events):
             if position in duplicates:
@@ -57,7 +65,6 @@ class Recent:
             if event.idem_key is not None:
                 self._note(event.idem_key, offset, now)
             offset += 1
-        self._next = head.next
 
     def _note(self, key: str, offset: int, at: int) -> None:
         self._keys.pop(key, None)
@@ -98,6 +105,11 @@ class Recent:
                 if block and (block[0][1] < since or block[0][0].offset <= start):
                     return [pair for found in reversed(blocks) for pair in found]
         return [pair for found in reversed(blocks) for pair in found]
+
+
+def _has_keys(events: Sequence[Event]) -> bool:
+    """Most have none, and this is asked for every event there is."""
+    return [*map(_idem_key, events)].count(None) < len(events)
 
 
 def _blocks(segment: Segment, end: int) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,9 @@ import contextlib
 import os
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
 from zlib import crc32
@@ -120,6 +122,10 @@ class PartitionWriter:
     def end(self) -> None:
         self._head.unlock()
         self._mutex.release()
+
+    def is_behind(self) -> bool:
+        """Whether somebody else may have written since this writer did."""
+        return self._head.is_changed()
 
     def segments(self) -> list[Segment]:
         return list_segments(self._root, self._stem)
@@ -245,15 +251,13 @@ class PartitionWriter:
         if head.end + size - indexed < step:
             return indexed
         entries: list[Entry] = []
-        position = head.end
-        for index, line in enumerate(lines):
-            if position and position - indexed >= step:
-                # Inside a batch, the batch's latest time stands for the lines before: an entry
-                # may name a time too late, never one too early.
-                ts = max(head.ts, latest) if index else head.ts
-                entries.append(Entry(head.next + index, position, ts))
-                indexed = position
-            position += len(line)
+        positions = [*accumulate(map(len, lines), initial=head.end)]
+        while (index := bisect_left(positions, indexed + step)) < len(lines):
+            # Inside a batch, the batch's latest time stands for the lines before: an entry
+            # may name a time too late, never one too early.
+            ts = max(head.ts, latest) if index else head.ts
+            indexed = positions[index]
+            entries.append(Entry(head.next + index, indexed, ts))
         if entries:
             try:
                 atomic.write_all(self._index, b"".join(map(index_line, entries)))

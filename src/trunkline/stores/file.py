@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from trunkline.clock import Clock
 from trunkline.errors import Closed, LockTimeout, StorageFull, TrunklineError
@@ -24,6 +24,7 @@ from trunkline.event import Event, Receipt, Record, encode_event
 from trunkline.group import Group
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder
+from trunkline.log.inotify import Inotify
 from trunkline.options import Limits, StoreOptions, TopicOptions, make
 from trunkline.store import Bell, Bounds, Features, GroupKey, pick_partition
 from trunkline.topics import DEAD_SUFFIX, check_topic
@@ -36,44 +37,45 @@ _SYNC_WEIGHT = 0.1
 
 
 class _Batch:
-    """Encoded events that are written together, and who waits for them: the future of a publisher
-    stands beside the first of its events, ``None`` beside the others.
-    """
+    """Encoded events that are written together, and who waits for how many of them."""
 
-    __slots__ = ("bodies", "events", "waiters")
+    __slots__ = ("bodies", "counts", "events", "waiters")
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.events: list[Event] = []
-        self.waiters: list[asyncio.Future[list[Receipt]] | None] = []
+        self.waiters: list[asyncio.Future[list[Receipt]]] = []
+        self.counts: list[int] = []
 
     def add(self, later: _Batch) -> None:
         self.bodies += later.bodies
         self.events += later.events
         self.waiters += later.waiters
+        self.counts += later.counts
 
     def settle(self, receipts: list[Receipt]) -> None:
-        starts = [index for index, waiter in enumerate(self.waiters) if waiter is not None]
-        for start, end in zip(starts, [*starts[1:], len(receipts)], strict=True):
-            waiter = cast("asyncio.Future[list[Receipt]]", self.waiters[start])
+        end = 0
+        for waiter, count in zip(self.waiters, self.counts, strict=True):
+            start, end = end, end + count
             if not waiter.done():
                 waiter.set_result(receipts[start:end])
 
     def fail(self, error: BaseException) -> None:
         for waiter in self.waiters:
-            if waiter is not None and not waiter.done():
+            if not waiter.done():
                 waiter.set_exception(error)
 
 
 class _Lane:
     """One partition: the batch that publishers join now, and the one that is being written."""
 
-    __slots__ = ("busy", "limits", "next", "now", "partition", "room", "topic")
+    __slots__ = ("busy", "limits", "next", "now", "partition", "room", "spread", "topic")
 
     def __init__(self, topic: str, partition: int, limits: Limits) -> None:
         self.topic = topic
         self.partition = partition
         self.limits = limits
+        self.spread = False  # whether the topic has more partitions than this one
         self.busy = False
         self.room = asyncio.Event()
         self.next = _Batch()
@@ -94,7 +96,7 @@ class FileStore:
         self._dead_limits = Limits(
             record_bytes=self._limits.record_bytes + 64 * 1024, depth=self._limits.depth
         )
-        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._lanes: dict[str, list[_Lane]] = {}
         self._turn = 0
         self._work: SimpleQueue[_Lane | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -108,20 +110,26 @@ class FileStore:
     # -- publishing ----------------------------------------------------------------------------
 
     def append(self, topic: str, events: Sequence[Event]) -> Awaitable[list[Receipt]]:
-        self._check()
-        options = self.folder.topic(topic)
-        lane = self._lanes.get((topic, 0)) or self._lane(topic, 0)
+        if self._closed:
+            raise Closed("the bus is closed")
+        lane = self._lanes[topic][0] if topic in self._lanes else self._lane(topic, 0)
+        if not lane.busy:
+            lane.spread = self.folder.topic(topic).partitions != 1
         limits = lane.limits
-        bodies = [encode_event(event, limits) for event in events]
-        if options.partitions != 1:
-            return self._scatter(topic, bodies, events, options.partitions)
+        if len(events) == 1:  # by far most often, and a comprehension costs as much as an event
+            bodies = [encode_event(events[0], limits)]
+        else:
+            bodies = [encode_event(event, limits) for event in events]
+        if lane.spread:
+            return self._scatter(topic, bodies, events)
         if len(lane.next.events) >= self._inflight:
             return self._append_later(lane, bodies, events)
         return self._append(lane, bodies, events)
 
     async def _scatter(
-        self, topic: str, bodies: list[bytes], events: Sequence[Event], partitions: int
+        self, topic: str, bodies: list[bytes], events: Sequence[Event]
     ) -> list[Receipt]:
+        partitions = self.folder.topic(topic).partitions
         parts: dict[int, list[int]] = {}
         for index, event in enumerate(events):
             parts.setdefault(pick_partition(event, partitions, self._turn), []).append(index)
@@ -138,11 +146,12 @@ class FileStore:
         return [receipts[index] for index in range(len(events))]
 
     def _lane(self, topic: str, partition: int) -> _Lane:
-        lane = self._lanes.get((topic, partition))
-        if lane is None:
-            limits = self._dead_limits if topic.endswith(DEAD_SUFFIX) else self._limits
-            lane = self._lanes[topic, partition] = _Lane(check_topic(topic), partition, limits)
-        return lane
+        check_topic(topic)
+        lanes = self._lanes.setdefault(topic, [])
+        limits = self._dead_limits if topic.endswith(DEAD_SUFFIX) else self._limits
+        while len(lanes) <= partition:
+            lanes.append(_Lane(topic, len(lanes), limits))
+        return lanes[partition]
 
     async def _append_later(
         self, lane: _Lane, bodies: list[bytes], events: Sequence[Event]
@@ -157,13 +166,12 @@ class FileStore:
         self, lane: _Lane, bodies: list[bytes], events: Sequence[Event]
     ) -> asyncio.Future[list[Receipt]]:
         loop = self._loop or self._start()
-        future: asyncio.Future[list[Receipt]] = loop.create_future()
+        future: asyncio.Future[list[Receipt]] = asyncio.Future(loop=loop)
         batch = lane.next
         batch.bodies += bodies
         batch.events += events
         batch.waiters.append(future)
-        if len(bodies) > 1:
-            batch.waiters += [None] * (len(bodies) - 1)
+        batch.counts.append(len(bodies))
         if not lane.busy:
             lane.busy = True
             loop.call_soon(self._begin, lane)  # after every publisher that is about to run now
@@ -180,6 +188,7 @@ class FileStore:
         so a commit is done in place as long as syncs have been quick of late; else by a thread.
         """
         lane.now, lane.next = lane.next, _Batch()
+        lane.spread = self.folder.topic(lane.topic).partitions != 1
         if self._sync_s > self.options.inline_commit_s:
             self._hand_over(lane)
             return
@@ -316,33 +325,32 @@ class FileStore:
         self._tasks.append(asyncio.get_running_loop().create_task(job))
 
     async def _watch(self) -> None:
-        try:
-            await self._watch_files()
-        except ImportError:
-            logger.debug("watchfiles is not installed: polling every %s s", self.options.poll_s)
-        except (OSError, RuntimeError) as error:  # no inotify instance left, for example
-            logger.warning("cannot watch the folder, polling it instead: %s", error)
-        while True:
-            await asyncio.sleep(self.options.poll_s)
-            self.bell.ring(None)
-
-    async def _watch_files(self) -> None:
-        from watchfiles import awatch
-
-        chatter = logging.getLogger("watchfiles")  # a line for every change, unless one asks for it
-        if chatter.level == logging.NOTSET:
-            chatter.setLevel(logging.WARNING)
+        """Ring for what the kernel tells, and now and then for what nobody does: a process ended,
+        a notice got lost.
+        """
         places = [os.path.join(self.folder.path, p) for p in ("wal", "offsets", "members", "dlq")]
-        async for _ in awatch(
-            *places,
-            watch_filter=None,
-            debounce=10,
-            step=2,
-            recursive=False,
-            rust_timeout=int(self.options.poll_s * 1000),
-            yield_on_timeout=True,
-        ):
-            self.bell.ring(None)  # whatever it was: to look costs less than to tell apart
+        loop = asyncio.get_running_loop()
+        watch: Inotify | None = None
+        try:
+            watch = Inotify(places)
+            loop.add_reader(watch.fd, self._changed, watch)
+        except (OSError, NotImplementedError) as error:  # no inotify instance left, for example
+            logger.debug("polling every %s s: %s", self.options.poll_s, error)
+        try:
+            while True:
+                await asyncio.sleep(self.options.poll_s)
+                self.bell.ring(None)
+        finally:
+            if watch is not None:
+                loop.remove_reader(watch.fd)
+                watch.close()
+
+    def _changed(self, watch: Inotify) -> None:
+        """Our own writes are told, too: those were rung for when they were made."""
+        for change in watch.changes():
+            if self.folder.is_news(change):
+                self.bell.ring(None)
+                return
 
     async def _every(self, seconds: float, job: Callable[[], object]) -> None:
         """Do a job in a thread now and then; what fails is tried again."""
@@ -364,8 +372,8 @@ class FileStore:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        batches = [batch for lane in self._lanes.values() for batch in (lane.now, lane.next)]
-        waiting = [waiter for batch in batches for waiter in batch.waiters if waiter is not None]
+        lanes = [lane for lanes in self._lanes.values() for lane in lanes]
+        waiting = [waiter for lane in lanes for waiter in lane.now.waiters + lane.next.waiters]
         if waiting:
             await asyncio.wait(waiting, timeout=self.options.lock_timeout_s)
         for _ in self._threads:

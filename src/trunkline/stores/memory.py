@@ -136,7 +136,7 @@ class MemoryStore:
         # Decoded anew for each reader, as from a file: nobody can change another's payload.
         found = []
         for kept in place.kept[at : at + limit]:
-            event = parse(close_line(b"{" + kept.body)[:-1]).meta
+            event = parse(close_line(b'{"meta":' + kept.body)[:-1]).meta
             assert event is not None
             found.append(Record(event, partition, kept.offset))
         return found

@@ -1,0 +1,99 @@
+"""What the kernel tells of a folder, and which of it a process did not do itself."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+import pytest
+
+from log.events import event
+from trunkline.event import encode_event
+from trunkline.log.folder import Folder, GroupKey
+from trunkline.log.inotify import Change, Inotify
+from trunkline.options import GroupOptions, Limits
+
+KEY = GroupKey("orders", 0, "billing")
+
+
+def publish(folder: Folder, topic: str = "orders") -> None:
+    one = event(1)
+    folder.append(topic, 0, [encode_event(one, Limits())], [one])
+
+
+def told(watch: Inotify) -> set[Change]:
+    select.select([watch.fd], [], [], 5)
+    return watch.changes()
+
+
+def news(folder: Folder, watch: Inotify) -> set[str]:
+    return {change.name for change in told(watch) if folder.is_news(change)}
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> list[str]:
+    Folder(str(tmp_path / "bus")).close()
+    return [str(tmp_path / "bus" / name) for name in ("wal", "offsets", "dlq")]
+
+
+def test_what_is_written_made_moved_and_removed_is_told(tmp_path: Path) -> None:
+    watch = Inotify([str(tmp_path)])
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "b").unlink()
+
+    assert told(watch) == {Change(str(tmp_path), "a"), Change(str(tmp_path), "b")}
+    assert watch.changes() == set()
+    watch.close()
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+
+    with pytest.raises(FileNotFoundError):
+        Inotify([str(tmp_path / "nowhere")])
+
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_own_writes_are_no_news(tmp_path: Path, places: list[str]) -> None:
+    folder = Folder(str(tmp_path / "bus"))
+    publish(folder)
+    publish(folder, "orders.DLQ")
+    folder.step(KEY, lambda group: group.define(GroupOptions(), 0))
+    watch = Inotify(places)
+    publish(folder)
+    publish(folder, "orders.DLQ")
+    folder.step(KEY, lambda group: group.seek(1))
+
+    assert news(folder, watch) == set()
+    watch.close()
+    folder.close()
+
+
+def test_what_another_process_writes_is_news(tmp_path: Path, places: list[str]) -> None:
+    ours, theirs = Folder(str(tmp_path / "bus")), Folder(str(tmp_path / "bus"))
+    publish(ours)
+    ours.step(KEY, lambda group: group.define(GroupOptions(), 0))
+    watch = Inotify(places)
+    publish(theirs)
+    theirs.step(KEY, lambda group: group.seek(1))
+    publish(theirs, "new")
+
+    assert news(ours, watch) >= {"orders.head", "orders__billing.journal", "new.head"}
+    watch.close()
+    ours.close()
+    theirs.close()
+
+
+def test_news_beneath_own_writes_are_news(tmp_path: Path, places: list[str]) -> None:
+    ours, theirs = Folder(str(tmp_path / "bus")), Folder(str(tmp_path / "bus"))
+    watch = Inotify(places)
+    publish(ours)
+    publish(theirs)
+
+    assert "orders.head" in news(ours, watch)
+    watch.close()
+    ours.close()
+    theirs.close()

@@ -458,12 +458,10 @@ def _number(name: str, value: str) -> float:
 def published(receipts: list[Receipt], corr: Corr | None) -> Published:
     """The answer to a batch."""
     first = receipts[0]
-    in_one_piece = all(
-        receipt.partition == first.partition
-        and receipt.offset == first.offset + index
-        and not receipt.duplicate
-        for index, receipt in enumerate(receipts)
-    )
+    offsets = [receipt.offset for receipt in receipts]
+    in_one_piece = offsets == list(range(first.offset, first.offset + len(offsets))) and {
+        (receipt.partition, receipt.duplicate) for receipt in receipts
+    } == {(first.partition, False)}
     return Published(
         corr=corr,
         topic=first.topic,

@@ -167,6 +167,8 @@ class Session:
             except Exception:
                 logger.exception("a frame could not be handled")
                 self.fail(TrunklineError("internal error", code="internal"), frame.corr)
+        if self._publishes and not self._has_room(self.hub.options.publish_inflight):
+            self._hold_up()
 
     def _answer(self, error: TrunklineError, frame: Any) -> None:
         topic = getattr(frame, "topic", None) or None
@@ -245,8 +247,6 @@ class Session:
                 self._loop.call_soon(self._publish_waiting)
             self._publishing[together] = [(event, frame.corr)]
         self._publishes += 1
-        if not self._has_room(self.hub.options.publish_inflight):
-            self._hold_up()
 
     def _publish_waiting(self) -> None:
         waiting, self._publishing = self._publishing, {}
@@ -302,8 +302,6 @@ class Session:
         topic = frame.topic or events[0].topic
         self.require("publish", topic)
         self._publishes += len(events)
-        if not self._has_room(self.hub.options.publish_inflight):
-            self._hold_up()
         self.hub.spawn(self._publish_whole(frame, topic, events))
 
     async def _publish_whole(self, frame: Publish, topic: str, events: list[Event]) -> None:

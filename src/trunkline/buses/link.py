@@ -11,7 +11,7 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from picows import (
@@ -87,17 +87,12 @@ class User(Protocol):
     def down(self) -> None: ...
 
 
-class _Ask:
-    """A question, how to ask it again, and how to ask it at all: it is encoded only once."""
+class _Ask(NamedTuple):
+    """A question, and what to say on the next connection if this one is lost."""
 
-    __slots__ = ("again", "answer", "size")
-
-    def __init__(
-        self, answer: asyncio.Future[Any], again: Callable[[], bytes] | None, size: int
-    ) -> None:
-        self.answer = answer
-        self.again = again
-        self.size = size
+    answer: asyncio.Future[Any]
+    again: bytes | None
+    size: int
 
 
 class Link:
@@ -159,10 +154,8 @@ class Link:
         self._corr += 1
         return self._corr
 
-    def ask(
-        self, corr: int, data: bytes, again: Callable[[], bytes] | None = None
-    ) -> asyncio.Future[Any]:
-        """Send a frame and give its answer. With ``again`` it survives a lost connection, and is
+    def ask(self, corr: int, data: bytes, *, repeat: bool = False) -> asyncio.Future[Any]:
+        """Send a frame and give its answer. With ``repeat`` it survives a lost connection, and is
         sent when there is one.
         """
         if self._refused is not None:
@@ -172,11 +165,12 @@ class Link:
                 f"{len(data)} bytes in one frame, {self.options.send_bytes} are allowed",
                 hint="publish smaller batches",
             )
-        self.start()
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if self._transport is None and again is None:
+        if self._keeper is None:
+            self.start()
+        if self._transport is None and not repeat:
             raise ConnectionLost(f"there is no connection to {self.url}")
-        self._asks[corr] = _Ask(answer, again, len(data))
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asks[corr] = _Ask(answer, data if repeat else None, len(data))
         if self._transport is not None:
             self.send(data)
         if len(self._asks) >= self.options.buffer:
@@ -187,7 +181,7 @@ class Link:
         """Ask for something that is not publishing; waits for a connection."""
         corr = self.next_corr()
         data = dump(Call(corr=corr, op=op, args=args))
-        return (await self.ask(corr, data, lambda: data)).result
+        return (await self.ask(corr, data, repeat=True)).result
 
     def send(self, data: bytes) -> None:
         self._out.append(data)
@@ -293,7 +287,7 @@ class Link:
         self._user.up()
         for ask in list(self._asks.values()):
             if ask.again is not None and not ask.answer.done():
-                self.send(ask.again())
+                self.send(_again(ask.again))
 
     def _drop(self) -> None:
         transport, self._transport = self._transport, None
@@ -342,9 +336,13 @@ class Link:
 
     def _hear(self, frame: Told | Bad) -> None:
         if isinstance(frame, Published) and frame.corrs is not None:
-            first = frame.offset
-            for index, corr in enumerate(frame.corrs):
-                self._settle(corr, (frame.partition, first + index, frame.durability))
+            asks, partition, durability = self._asks, frame.partition, frame.durability
+            for offset, corr in enumerate(frame.corrs, frame.offset):
+                ask = asks.pop(corr, None)  # type: ignore[arg-type]
+                if ask is not None and not ask.answer.done():
+                    ask.answer.set_result((partition, offset, durability))
+            if len(asks) < self.options.buffer:
+                self.room.set()
         elif isinstance(frame, Message):
             self._user.came(frame)
         elif isinstance(frame, Failure):
@@ -377,6 +375,17 @@ def check_url(url: str) -> str:
     if parts.username is not None or parts.password is not None or parts.query:
         raise InvalidOption("a token does not belong into an address", hint="pass token=")
     return url
+
+
+_PUBLISH = b'{"type":"PUBLISH",'
+AGAIN = b'{"type":"PUBLISH","again":true,'
+
+
+def _again(data: bytes) -> bytes:
+    """What to say a second time: a broker that has an event already shall not keep it twice."""
+    if not data.startswith(_PUBLISH) or data.startswith(AGAIN):
+        return data
+    return AGAIN + data[len(_PUBLISH) :]
 
 
 def _ack_frame(place: tuple[str, int, str], offsets: list[int]) -> bytes:

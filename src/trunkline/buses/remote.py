@@ -10,18 +10,19 @@ Both are bound: publishes that wait for an answer, and deliveries in hand.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from trunkline.bus import Start
 from trunkline.buses.base import BusBase, OnPublish, check_start
-from trunkline.buses.link import ClientOptions, Link
+from trunkline.buses.link import AGAIN, ClientOptions, Link
 from trunkline.buses.remote_stream import RemoteDesk, RemoteSubscription
 from trunkline.clock import Clock, SystemClock
 from trunkline.errors import (
@@ -40,12 +41,8 @@ from trunkline.frames import (
 )
 from trunkline.options import BusOptions, Flow, GroupOptions, Limits, TopicOptions, changed, make
 from trunkline.topics import check_group, check_pattern, check_topic
-from trunkline.worker import Handler
 
-H = TypeVar("H", bound=Handler)
-_FIELDS = frozenset(Event.__struct_fields__) - {"topic", "payload"}
 _encode = msgspec.json.Encoder().encode
-_LOOK_S = 0.01
 
 
 class RemoteBus(BusBase):
@@ -94,7 +91,9 @@ class RemoteBus(BusBase):
         else:
             event = Event(topic=check_topic(topic), payload=payload, ts=self.clock.now())
         if self._plain and not self._closed:
-            return await self._one(event)
+            if not self.link.room.is_set():
+                await self.link.room.wait()
+            return _receipt(event, await self._ask(event))
         return (await self._send([event]))[0]
 
     async def publish_many(
@@ -111,41 +110,26 @@ class RemoteBus(BusBase):
 
     async def _append(self, events: list[Event]) -> list[Receipt]:
         if len(events) == 1:
-            return [await self._one(events[0])]
+            await self.link.room.wait()
+            return [_receipt(events[0], await self._ask(events[0]))]
         return await self._batch(events)
 
-    async def _one(self, event: Event) -> Receipt:
-        body = encoded(event, self._limits)
+    def _ask(self, event: Event) -> asyncio.Future[Any]:
         link = self.link
-        if not link.room.is_set():
-            await link.room.wait()
         corr = link.next_corr()
-        told: Published | tuple[int, int, str] = await link.ask(
-            corr,
-            b'{"type":"PUBLISH","corr":%d,"event":%b}' % (corr, body),
-            lambda: b'{"type":"PUBLISH","again":true,"corr":%d,"event":%b}' % (corr, body),
-        )
-        if isinstance(told, tuple):  # it was answered together with others
-            partition, offset, durability = told
-            return Receipt(event.topic, partition, offset, event.id, False, durability)
-        return Receipt(
-            event.topic, told.partition, told.offset, event.id, told.duplicate, told.durability
+        body = encoded(event, self._limits)
+        return link.ask(
+            corr, b'{"type":"PUBLISH","corr":%d,"event":%b}' % (corr, body), repeat=True
         )
 
     async def _batch(self, events: list[Event], *, again: bool = False) -> list[Receipt]:
         bodies = encoded_batch(events, self._limits)
         link = self.link
-        if not link.room.is_set():
-            await link.room.wait()
+        await link.room.wait()
         corr = link.next_corr()
-
-        def repeated() -> bytes:
-            return b'{"type":"PUBLISH","again":true,"corr":%d,"events":%b}' % (corr, bodies)
-
+        first = AGAIN if again else b'{"type":"PUBLISH",'
         told: Published = await link.ask(
-            corr,
-            repeated() if again else b'{"type":"PUBLISH","corr":%d,"events":%b}' % (corr, bodies),
-            repeated,
+            corr, b'%b"corr":%d,"events":%b}' % (first, corr, bodies), repeat=True
         )
         if told.receipts is None:
             topic, partition, durability = told.topic, told.partition, told.durability
@@ -268,6 +252,15 @@ class RemoteBus(BusBase):
             for subscription in list(self.streams.values()):
                 await subscription.close()
             await self.link.close()
+
+
+def _receipt(event: Event, told: Published | tuple[int, int, str]) -> Receipt:
+    if isinstance(told, tuple):  # it was answered together with others
+        partition, offset, durability = told
+        return Receipt(event.topic, partition, offset, event.id, False, durability)
+    return Receipt(
+        event.topic, told.partition, told.offset, event.id, told.duplicate, told.durability
+    )
 
 
 def encoded(event: Event, limits: Limits) -> bytes:

@@ -59,8 +59,7 @@ class RemoteSubscription:
         self._entered = True
         link = self._bus.link
         corr = link.next_corr()
-        data = self._subscribe(corr)
-        asked = link.ask(corr, data, lambda: data)
+        asked = link.ask(corr, self._subscribe(corr), repeat=True)
         # From here on it may get deliveries: they can come in one message with the answer.
         self._bus.streams[str(self.frame.sub)] = self
         self._asked: asyncio.Future[Any] | None = asked

@@ -390,3 +390,24 @@ def test_a_closed_stream_is_no_stream_to_fail_on(run: Run, home: Path, closed: s
         done = subprocess.run(command, shell=True, cwd=home, env=ENV, capture_output=True)
         assert (done.returncode, b"Traceback" in done.stderr) == (code, False)
     assert [row["payload"] for row in run("get", "t", "1:").rows] == [{"n": 1}, {"n": 2}, 3]
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ('{"format":"x"}', "bus.json is damaged: format must be a whole number, not text"),
+        ("[]", "bus.json is damaged: it must be an object, not a list"),
+        ("", "bus.json is damaged: it ends in the middle"),
+        ('{"format":2}', "has format 2, this version reads up to 1 (upgrade trunkline)"),
+    ],
+)
+def test_a_folder_that_says_something_strange_about_itself_is_left_alone(
+    run: Run, home: Path, about: str, said: str
+) -> None:
+    run("pub", "t", "1")
+    (home / ".bus" / "bus.json").write_text(about)
+
+    for command in ("topic ls", "pub t 2", "sub t --group g --wait 0.1", "doctor"):
+        done = run(*command.split())
+        assert (done.code, done.out, said in done.err) == (1, "", True)
+    assert len((home / ".bus" / "wal" / "t.00000001.jsonl").read_text().splitlines()) == 1

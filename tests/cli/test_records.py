@@ -274,6 +274,8 @@ def test_grep_takes_a_condition_a_range_and_a_count(run: Run) -> None:
     assert offsets('"n":1', "--from", "@-1h", "--where", "payload.n > 18") == [19]
     assert run("grep", "t").code == 4
     assert run("grep", "t", "--where", "payload.n >").code == 4
+    said = run("grep", "t", "--where", "payload.n = 1 and").err
+    assert said == "trunkline: something is missing behind this, at character 15 near 'and'\n"
 
 
 def test_get_tells_apart_what_is_gone_and_what_never_was(run: Run) -> None:

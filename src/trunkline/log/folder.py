@@ -107,11 +107,8 @@ class Folder:
         except FileNotFoundError:
             # A folder without the marker is adopted if it looks like a bus, made if it is empty.
             if not self.options.create and not os.path.isdir(os.path.join(self.path, "wal")):
-                raise NoBus(
-                    f"there is no bus at {self.path}",
-                    path=self.path,
-                    hint="trunkline init makes one",
-                ) from None
+                said = f"there is no bus at {self.path}"
+                raise NoBus(said, path=self.path, hint="trunkline init makes one") from None
             atomic.make_dir(self.path)
         kind = atomic.network_kind(self.path)
         if kind is not None and not self.options.allow_network:

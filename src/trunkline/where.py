@@ -87,11 +87,6 @@ def _refuse(text: str, position: int, why: str) -> NoReturn:
 
 
 _OPERANDS: Final = {"VAR", "IDENTIFIER", "STRING", "NUMBER", "TRUE", "FALSE", "NULL"}
-_SAID: Final = {  # how the parser begins, and what a person can do something with
-    "Required keyword": "something is missing behind this",
-    "Expecting )": "a bracket is not closed",
-    "Invalid expression": "this does not belong here",
-}
 _OPEN: Final = {"L_PAREN", "L_BRACKET", "L_BRACE"}
 _CLOSE: Final = {"R_PAREN", "R_BRACKET", "R_BRACE"}
 
@@ -111,7 +106,8 @@ def _parse(text: str) -> Any:
         at = (first.get("line"), first.get("col"))
         position = next((token.start for token in tokens if (token.line, token.col) == at), 0)
         said = str(first.get("description") or "there is no condition").partition(" for <class")[0]
-        _refuse(text, position, next((_SAID[o] for o in _SAID if said.startswith(o)), said))
+        wanting = said.startswith("Required keyword")  # one that nobody typed
+        _refuse(text, position, "something is missing behind this" if wanting else said)
     except sqlglot.errors.TokenError:
         _refuse(text, max(text.rfind("'"), text.rfind('"'), 0), "a quote is not closed")
 

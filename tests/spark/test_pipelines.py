@@ -176,6 +176,17 @@ def test_claims_say_who_held_what_and_what_clashed(spark: SparkSession, cut: int
     assert found["cleo", "src/c"].held_since == at(58)
 
 
+def test_other_words_of_those_who_coordinate_move_the_clock(spark: SparkSession) -> None:
+    claim = {"topic": "coord.claim", "subject": "a", "actor": "ann", "ttl_s": 5.0}
+    table = claims.transform(frame(spark, claim)).persist()
+    word = {"topic": "coord.note", "actor": "bob", "timestamp": at(20)}
+
+    (row,) = claims.transform(frame(spark, word, first=1), table).collect()
+
+    assert (row.actor, row.claims, row.abandoned) == ("ann", 1, 1)
+    table.unpersist()
+
+
 @pytest.mark.parametrize("cut", [0, 3])
 def test_temporal_expects_the_next_after_the_usual_pause(spark: SparkSession, cut: int) -> None:
     rows = [{"key": "k", "space": "s", "timestamp": at(10 * n)} for n in range(6)]
@@ -207,6 +218,17 @@ def test_a_key_that_is_overdue_raises_one_trigger(spark: SparkSession) -> None:
     later.unpersist()
 
 
+def test_rows_without_a_key_move_the_clock_too(spark: SparkSession) -> None:
+    regular = [{"key": "k", "timestamp": at(10 * n)} for n in range(6)]
+    table = temporal.transform(frame(spark, *regular)).table.persist()
+
+    late = temporal.transform(frame(spark, {"timestamp": at(65)}, first=6), table)
+
+    assert told(late) == [("prospective", "PROSPECTIVE_TRIGGER", "orders|k")]
+    assert [row.recency_s for row in late.table.collect()] == [15.0]
+    table.unpersist()
+
+
 @pytest.mark.parametrize("cut", [0, 2, 4])
 def test_consolidation_cuts_episodes_where_there_was_a_pause(spark: SparkSession, cut: int) -> None:
     times = [0, 5, 9, 1900, 1910]
@@ -228,10 +250,11 @@ def test_consolidation_cuts_episodes_where_there_was_a_pause(spark: SparkSession
 def test_an_episode_is_told_when_it_is_over(spark: SparkSession) -> None:
     open_ = consolidation.transform(frame(spark, {"actor": "ann", "timestamp": at(0)}))
     table = open_.table.persist()
-    later = frame(spark, {"actor": "bob", "timestamp": at(1000)}, first=1)
 
     assert told(open_) == []
-    assert told(consolidation.transform(later, table)) == [("hippo", "HIPPO_ENCODE", "|ann")]
+    for actor in ("bob", None):
+        later = frame(spark, {"actor": actor, "timestamp": at(1000)}, first=1)
+        assert told(consolidation.transform(later, table)) == [("hippo", "HIPPO_ENCODE", "|ann")]
     table.unpersist()
 
 

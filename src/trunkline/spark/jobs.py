@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +33,7 @@ from trunkline.spark.lake import EVENTS, WHOLE, Lake
 from trunkline.spark.pipelines import ACTOR, Made, Pipeline, as_events
 from trunkline.spark.replay import pick, replay
 from trunkline.spark.said import cause_of
+from trunkline.spark.tidy import tidy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,8 +45,12 @@ _GROUPS: Final = (
     "topic string, partition int, `group` string, floor bigint, first bigint, next bigint, "
     "lag bigint"
 )
+_SEGMENTS: Final = "root string, topic string, partition int, segment bigint"
 _BATCH: Final = 250_000
 _TASKS: Final = 64
+_TIDY_EVERY: Final = 50  # batches
+# Spark gives a worker ten seconds to start, which a busy machine may not keep; a query that failed
+# so is simply begun again.
 _STARTS: Final = 3
 _SLOW_START: Final = "Python worker failed to connect back"
 
@@ -73,7 +79,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.root = folder_of({"url": self.url})
         Catalog(self.root).close()
-        self._published: dict[str, int] = {}
+        self._published: dict[str, dict[int, int]] = {}  # by name and batch, until told
 
     def run(
         self, pipelines: Iterable[Pipeline], done: Callable[[Ran], None] | None = None
@@ -84,24 +90,22 @@ class Runner:
         outcomes = []
         for pipeline in pipelines:
             started = perf_counter()
-            query, problem = None, None
+            progress, problem = [], None
             try:
                 with self._alone(pipeline):
                     if pipeline.source == "records":
-                        query = self._finish(pipeline)
+                        progress = self._finish(pipeline).recentProgress
                     else:
                         self._snapshot(pipeline, time.time_ns())
             except Exception as error:  # noqa: BLE001 -- Spark's errors have no common base
                 problem = error
-            outcomes.append(self._outcome(pipeline, query, problem, perf_counter() - started))
+            outcomes.append(self._outcome(pipeline, progress, problem, perf_counter() - started))
             if done is not None:
                 done(outcomes[-1])
         return outcomes
 
     def _finish(self, pipeline: Pipeline) -> StreamingQuery:
-        """Run a query over what there is. Spark gives a worker ten seconds to start, which a busy
-        machine may not keep; a query that failed so is simply begun again.
-        """
+        """Run a query over what there is."""
         for attempt in range(_STARTS):
             query = self.follow(pipeline, once=True)
             try:
@@ -121,28 +125,61 @@ class Runner:
         until: Callable[[], bool] = lambda: False,
     ) -> list[Ran]:
         """Run all of them together, as things happen, until ``until`` or one fails."""
+        from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+
+        try:
+            return self._keep(pipelines, done, every_s, until)
+        except (Py4JNetworkError, ConnectionError) as error:
+            hint = "run it again: nothing is done twice"
+            raise TrunklineError("Spark has ended by itself", hint=hint) from error
+
+    def _keep(
+        self,
+        pipelines: Iterable[Pipeline],
+        done: Callable[[Ran], None] | None,
+        every_s: float,
+        until: Callable[[], bool],
+    ) -> list[Ran]:
         seen: dict[str, int] = {}
+        starts: Counter[str] = Counter()
         queries: dict[str, tuple[Pipeline, StreamingQuery]] = {}
         failed: list[Ran] = []
         with ExitStack() as held:
-            for pipeline in pipelines:
-                held.enter_context(self._alone(pipeline))
+
+            def start(pipeline: Pipeline) -> None:
                 query = self.follow(pipeline, once=False, every_s=every_s)
+                starts[pipeline.name] += 1
                 queries[pipeline.name] = (pipeline, query)
                 held.callback(_stop, query)
+
+            for pipeline in pipelines:
+                held.enter_context(self._alone(pipeline))
+                start(pipeline)
             while not (failed or until()):
                 time.sleep(0.2)
-                for name, (pipeline, query) in queries.items():
+                for name, (pipeline, query) in list(queries.items()):
                     last = query.lastProgress
                     if not query.isActive:
-                        failed.append(self._outcome(pipeline, query, query.exception(), 0.0))
-                    elif last and seen.get(name) != last["batchId"] and _is_news(pipeline, last):
+                        problem = query.exception()
+                        if _SLOW_START in str(problem) and starts[name] < _STARTS:
+                            start(pipeline)
+                        else:
+                            failed.append(self._outcome(pipeline, [], problem, 0.0))
+                    elif (
+                        last and seen.get(name) != last["batchId"] and self._is_news(pipeline, last)
+                    ):
                         seen[name] = last["batchId"]
+                        starts[name] = 0
                         took = last["durationMs"].get("triggerExecution", 0) / 1000
-                        outcome = self._outcome(pipeline, query, None, took)
+                        outcome = self._outcome(pipeline, [last], None, took)
                         if done is not None:
                             done(outcome)
         return failed
+
+    def _is_news(self, pipeline: Pipeline, progress: Any) -> bool:
+        """Whether a batch did something: some only move the watermark on."""
+        came = progress["numInputRows"] or self._published.get(pipeline.name)
+        return pipeline.source != "records" or bool(came)
 
     def follow(self, pipeline: Pipeline, *, once: bool, every_s: float = 1.0) -> StreamingQuery:
         """Start the query of a pipeline."""
@@ -206,10 +243,12 @@ class Runner:
             return
         plain = pipeline.sink == "add" and not (pipeline.asks or pipeline.to_topic)
         df = df if plain else df.persist()
+        held = [] if plain else [df]
         try:
             if not plain and lake.has(table) and df.isEmpty():
                 return
             made = self._made(pipeline, df)
+            held += made.held
             for name, rows in made.beside.items():
                 lake.write(name, rows, app=query, version=batch)
             if made.events is not None:
@@ -223,9 +262,12 @@ class Runner:
                 apart=pipeline.apart,
                 replacing="" if pipeline.sink == "add" else pipeline.live or WHOLE,
             )
+            if batch % _TIDY_EVERY == _TIDY_EVERY - 1:
+                for name in (*made.beside, table):
+                    tidy(lake, name)
         finally:
-            if not plain:
-                df.unpersist()
+            for one in held:
+                one.unpersist()
 
     def _made(self, pipeline: Pipeline, df: DataFrame) -> Made:
         before = None
@@ -241,7 +283,7 @@ class Runner:
             key = next((n for n in ("key", *pipeline.keys) if n in df.columns), None)
             rows = made.table if pipeline.asks else df
             events = as_events(rows, pipeline.to_topic, pipeline.to_type, *([key] if key else []))
-            made = Made(made.table, made.beside, events)
+            made = replace(made, events=events)
         return made
 
     def _publish(self, pipeline: Pipeline, events: DataFrame, query: str, batch: int) -> None:
@@ -254,8 +296,7 @@ class Runner:
                 events.write.format("trunkline").mode("append").options(
                     url=f"file:{self.root}", txnAppId=query, txnVersion=str(batch)
                 ).save()
-            have = self._published.get(pipeline.name, 0)
-            self._published[pipeline.name] = have + count
+            self._published.setdefault(pipeline.name, {})[batch] = count
         finally:
             events.unpersist()
 
@@ -265,14 +306,24 @@ class Runner:
         if pipeline.source == "groups":
             df = self.spark.createDataFrame(self._groups(), _GROUPS)
         else:
-            catalog = Catalog(self.root)
-            rows = [(self.root, t, p) for t, n in catalog.topics().items() for p in range(n)]
-            catalog.close()
-            df = self.spark.createDataFrame(rows, "root string, topic string, partition int")
+            rows = self._segments()
+            df = self.spark.createDataFrame(rows, _SEGMENTS)
             df = df.repartition(max(1, min(len(rows), _TASKS)))
         made = pipeline.transform(df)
         table = made.table if isinstance(made, Made) else made
         self.lake.write(pipeline.into, table, app=pipeline.name, version=version, replacing=WHOLE)
+
+    def _segments(self) -> list[tuple[Any, ...]]:
+        catalog = Catalog(self.root)
+        try:
+            return [
+                (self.root, topic, partition, number)
+                for topic, partitions in catalog.topics().items()
+                for partition in range(partitions)
+                for number in [s.number for s in catalog.reader(topic, partition).files()] or [0]
+            ]
+        finally:
+            catalog.close()
 
     def _groups(self) -> list[tuple[Any, ...]]:
         folder = Folder(self.root, StoreOptions(create=False, reserve_bytes=0))
@@ -310,11 +361,10 @@ class Runner:
     def _outcome(
         self,
         pipeline: Pipeline,
-        query: StreamingQuery | None,
+        progress: Sequence[Any],
         problem: BaseException | None,
         seconds: float,
     ) -> Ran:
-        progress = query.recentProgress if query is not None else []
         error = (cause_of(problem) or _first_line(problem)) if problem is not None else ""
         outcome = Ran(
             name=pipeline.name,
@@ -322,7 +372,7 @@ class Runner:
             seconds=round(seconds, 2),
             at=datetime.now(UTC).isoformat(timespec="seconds"),
             version=max((one["batchId"] for one in progress), default=-1),
-            published=self._published.pop(pipeline.name, 0),
+            published=sum(self._published.pop(pipeline.name, {}).values()),
             error=error,
             events=sum(one["numInputRows"] for one in progress),
         )
@@ -375,11 +425,6 @@ def _query_id(check: str) -> str:
     """The id that Spark gave the query when its checkpoint was begun."""
     with open(os.path.join(check, "metadata"), "rb") as file:
         return str(msgspec.json.decode(file.read())["id"])
-
-
-def _is_news(pipeline: Pipeline, progress: Any) -> bool:
-    """Whether a batch did something: some only move the watermark on."""
-    return pipeline.source != "records" or bool(progress["numInputRows"])
 
 
 def _stop(query: StreamingQuery) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 EVENTS = "events"
 WHOLE: Final = "*"  # every row of a table is replaced
 _VACUUM_EVERY = 50  # versions
+_GROUP_BYTES = 16 * 1024 * 1024  # of Arrow in a row group: each costs a reader a start
 _KEEP_HOURS = 1  # of what is no longer in the table, for those who still read it
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -247,6 +248,8 @@ class _File:
         self._path = os.path.join(root, self._name)
         atomic.make_dir(os.path.dirname(self._path))
         self._writer: pq.ParquetWriter | None = None
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
         self._rows = 0
         self._low: dict[str, Any] = {}
         self._high: dict[str, Any] = {}
@@ -258,14 +261,24 @@ class _File:
                 if found["min"] is not None:
                     self._low[name] = min(found["min"], self._low.get(name, found["min"]))
                     self._high[name] = max(found["max"], self._high.get(name, found["max"]))
-        batch = batch.drop_columns(list(self._values))
+        batch = batch.drop_columns([name for name in self._values if name in batch.schema.names])
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._path, batch.schema, compression="zstd")
-        self._writer.write_batch(batch)
+        self._held.append(batch)
+        self._held_bytes += batch.nbytes
         self._rows += batch.num_rows
+        if self._held_bytes >= _GROUP_BYTES:
+            self._write_held()
+
+    def _write_held(self) -> None:
+        assert self._writer is not None
+        self._writer.write_table(pa.Table.from_batches(self._held))
+        self._held, self._held_bytes = [], 0
 
     def close(self) -> dict[str, Any]:
         assert self._writer is not None
+        if self._held:
+            self._write_held()
         self._writer.close()
         _sync(self._path)
         stats = {"numRecords": self._rows, "minValues": self._low, "maxValues": self._high}

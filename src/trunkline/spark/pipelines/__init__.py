@@ -31,12 +31,14 @@ ACTOR = "pipeline."  # what pipelines publish says so, and pipelines do not read
 @dataclass(frozen=True, slots=True)
 class Made:
     """What a batch becomes. ``beside`` are rows for other tables, ``events`` go back to the bus:
-    topic, type, key and value, and any other column of the sink.
+    topic, type, key and value, and any other column of the sink. ``held`` is what several of them
+    are made of: it was persisted, and is let go when the batch is done.
     """
 
     table: DataFrame
     beside: dict[str, DataFrame] = field(default_factory=dict)
     events: DataFrame | None = None
+    held: tuple[DataFrame, ...] = ()
 
 
 Transform = Callable[..., "DataFrame | Made"]
@@ -145,6 +147,8 @@ def all_pipelines(extra: tuple[str, ...] = ()) -> dict[str, Pipeline]:
 def find(names: list[str], extra: tuple[str, ...] = ()) -> list[Pipeline]:
     known = all_pipelines(extra)
     for name in names:
+        if name == "replay" and name not in known:
+            raise NotFound("replay has a command of its own", hint="trunkline pipeline replay")
         if name not in known:
             raise NotFound(f"there is no pipeline {name}", hint=f"known: {', '.join(known)}")
     return [known[name] for name in names] if names else list(known.values())

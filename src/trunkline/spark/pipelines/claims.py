@@ -33,7 +33,7 @@ def transform(df: DataFrame, table: DataFrame | None = None) -> DataFrame:
         .withColumn("fresh", f.lit(1).cast("bigint"))
         .select(*_MOVE)
     )
-    clock = moves.agg(f.max("timestamp").alias("clock"))
+    clock = df.agg(f.max("timestamp").alias("clock"))
     if table is not None:  # what is held goes on from where it stood
         held = table.where("held_since IS NOT NULL").selectExpr(
             "what", "actor", "'coord.claim' AS topic", "held_since AS timestamp",

@@ -55,7 +55,7 @@ def transform(
     from pyspark.sql import functions as f
 
     promised = contracts or read_contracts(bus)
-    judged = judge(df, table, promised, window_s)
+    judged = judge(df, table, promised, window_s).persist()
     refused = judged.where("reason IS NOT NULL").drop("wrong", "again", "lasting")
     passed = judged.where("reason IS NULL")
     beside = {"quarantine": refused}
@@ -70,7 +70,7 @@ def transform(
         .withColumn("date", f.date_format("timestamp", "yyyy-MM-dd"))
         .drop("value", "reason", "wrong", "again", "lasting", "seen")
     )
-    return Made(kept, beside)
+    return Made(kept, beside, held=(judged,))
 
 
 def judge(

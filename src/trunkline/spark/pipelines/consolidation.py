@@ -44,7 +44,7 @@ def transform(df: DataFrame, table: DataFrame | None = None, pause_s: float = 90
         f.col("id").alias("first_id"),
         f.col("id").alias("last_id"),
     )
-    clock = rows.agg(f.max("end").alias("clock"))
+    clock = df.agg(f.max("timestamp").alias("clock"))
     before = table and table.select(
         *who, f.explode("types").alias("type", "times"), "start", "end", "first_id", "last_id"
     )
@@ -80,6 +80,7 @@ def transform(df: DataFrame, table: DataFrame | None = None, pause_s: float = 90
         .withColumn("open", last & near)
         .withColumn("summary", f.expr(SUMMARY))
         .drop("number", "clock")
+        .persist()
     )
     over = made.where("NOT open").drop("open")
-    return Made(made, events=as_events(over, "hippo", "HIPPO_ENCODE", *who))
+    return Made(made, events=as_events(over, "hippo", "HIPPO_ENCODE", *who), held=(made,))

@@ -88,17 +88,16 @@ def transform(df: DataFrame, table: DataFrame | None = None) -> Made:
         .withColumn("reward", f.expr("try_divide(_reward, _rewards)"))
         .withColumn("confidence", f.expr("_confidence / decisions"))
         .withColumn("brier", f.expr("try_divide(_error, judged)"))
+        .persist()
     )
-    scored = expected(rates).withColumn(
-        "model_brier",
-        f.expr(
-            "try_divide(good * pow(1 - expected, 2) + (judged - good) * pow(expected, 2), judged)"
-        ),
-    )
+    squares = "good * pow(1 - expected, 2) + (judged - good) * pow(expected, 2)"
+    model_brier = f.expr(f"try_divide({squares}, judged)")
+    scored = expected(rates).withColumn("model_brier", model_brier).persist()
     told = scored.where("changed").drop("changed")
     return Made(
         scored.drop("changed").orderBy("action", "context"),
         events=as_events(told, "metacog", "METACOG_REPORT", "action", "context"),
+        held=(rates, scored),
     )
 
 

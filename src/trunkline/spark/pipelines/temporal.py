@@ -31,13 +31,12 @@ def transform(df: DataFrame, table: DataFrame | None = None, burst_s: float = 1.
     """``by_hour`` counts the hours of the day, ``by_weekday`` the days from Monday on."""
     from pyspark.sql import functions as f
 
-    rows = df.where("key IS NOT NULL")
-    clock = rows.agg(f.max("timestamp").alias("clock"))
-    came = count(rows, table, burst_s)
+    clock = df.agg(f.max("timestamp").alias("clock"))  # of all rows: one without a key tells time
+    came = count(df.where("key IS NOT NULL"), table, burst_s)
     before = table and table.select(
         *[name for name in came.columns if name != "changed"], f.lit(False).alias("changed")
     )
-    profiles = profile(add_up(together(before, came)).crossJoin(f.broadcast(clock)))
+    profiles = profile(add_up(together(before, came)).crossJoin(f.broadcast(clock))).persist()
     shown = profiles.drop("gaps", "clock", "raised", "changed")
     told = profiles.where("changed").select(
         *[name for name in shown.columns if name not in ("raised_for", "recency_s")]
@@ -50,7 +49,7 @@ def transform(df: DataFrame, table: DataFrame | None = None, burst_s: float = 1.
     events = as_events(told, "temporal", "TEMPORAL_PROFILE", *SAME).unionByName(
         as_events(triggers, "prospective", "PROSPECTIVE_TRIGGER", *SAME)
     )
-    return Made(shown.orderBy(f.desc("events"), *SAME), events=events)
+    return Made(shown.orderBy(f.desc("events"), *SAME), events=events, held=(profiles,))
 
 
 def count(rows: DataFrame, table: DataFrame | None, burst_s: float) -> DataFrame:

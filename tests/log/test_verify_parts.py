@@ -1,0 +1,42 @@
+"""Segments can be checked apart: together they find what is found at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trunkline.log import upkeep
+from trunkline.log.folder import Folder
+from trunkline.options import TopicOptions
+
+from .conftest import Opener
+from .events import TOPIC, publish
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"payload":', b'"payloae":', 1))
+
+
+def take_the_seal(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("harm", [None, spoil, take_the_seal, Path.unlink])
+def test_parts_find_what_the_whole_finds(
+    folder: Folder, root: str, opener: Opener, harm: Callable[[Path], None] | None, at: int
+) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=2))
+    publish(folder, range(1, 10))
+    folder.close()
+    if harm is not None:
+        harm(sorted(Path(root, "wal").glob("*.jsonl"))[at])
+    again = opener()
+    numbers = [segment.number for segment in again.reader(TOPIC, 0).files()]
+
+    parts = [found for n in numbers for found in upkeep.verify(again, TOPIC, 0, only={n})]
+
+    assert sorted(parts) == sorted(upkeep.verify(again, TOPIC, 0))
+    assert bool(parts) is (harm is not None)

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -152,6 +153,7 @@ def test_a_file_is_run_in_a_session(
     ("words", "code", "said"),
     [
         ("pipeline run nope --url file:bus", 3, "there is no pipeline nope (known: lake"),
+        ("pipeline run replay --url file:bus", 3, "replay has a command of its own (trunkline pi"),
         ("pipeline run --url file:nowhere", 2, "there is no bus at"),
         ("spark shell --url file:nowhere", 2, "there is no bus at"),
         ("pipeline run --url file:bus --master sprak://x", 4, "'sprak://x' is no Spark (local"),
@@ -263,3 +265,26 @@ def test_a_stream_tells_its_rate_and_its_lag(spark: SparkSession, tmp_path: Path
         query.stop()
 
     assert re.fullmatch(r"[\d,]+ rows/s, 490 behind", said)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_is_published_arrives_until_the_command_is_interrupted(tmp_path: Path) -> None:
+    root = make_log(tmp_path / "bus", 5)
+    words = ["pipeline", "run", "traffic", "--follow", "--every", "0.5", "--json"]
+    words += ["--url", f"file:{root}", "--lake", str(tmp_path / "lake")]
+    program = [sys.executable, "-m", "trunkline.cli", *words]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = json.loads(process.stdout.readline())
+        folder = Folder(root)
+        append(folder, [make_event(n, type="new") for n in range(5, 8)])
+        folder.close()
+        second = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+
+    assert (first["rows"], first["events"]) == (3, 5)
+    assert (second["rows"], second["events"]) == (4, 3)
+    assert (process.returncode, said) == (130, b"")

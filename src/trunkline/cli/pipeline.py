@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from trunkline.cli import ERROR, OK, branch, leaf
+from trunkline.cli import ERROR, INTERRUPTED, OK, branch, leaf
 from trunkline.cli.places import bus_url
 from trunkline.cli.render import Output
 from trunkline.cli.spark import located
@@ -52,6 +53,9 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     )
     replay.add_argument("--where", default="", help="only those that fit this condition")
     replay.add_argument("--from-lake", action="store_true")
+    replay.add_argument(
+        "--name", default="", help="tried again under this name, nothing is sent twice"
+    )
     _shared(replay)
 
 
@@ -91,18 +95,28 @@ def _run(args: argparse.Namespace) -> int:
     ).close()
     spark = _session(args)
     runner = jobs.Runner(spark, bus_url(args), lake)
-    show = partial(_show, args)
     if args.follow:
-        failed = runner.keep(pipelines, show, every_s=args.every)
-        for outcome in failed:
-            show(outcome)
-        return ERROR if failed else OK
+        return _follow(args, runner, pipelines)
     outcomes = []
     for pipeline in pipelines:
         with bars.show_progress(spark, pipeline.name, enabled=not args.quiet):
             outcomes += runner.run([pipeline])
-        show(outcomes[-1])
+        _show(args, outcomes[-1])
     return ERROR if any(outcome.error for outcome in outcomes) else OK
+
+
+def _follow(args: argparse.Namespace, runner: Any, pipelines: Any) -> int:
+    """A signal ends it between two batches. Spark's own handler would break off the jobs."""
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: asked.append(number))
+    show = partial(_show, args)
+    failed = runner.keep(pipelines, show, every_s=args.every, until=lambda: bool(asked))
+    for outcome in failed:
+        show(outcome)
+    if failed:
+        return ERROR
+    return INTERRUPTED if signal.SIGINT in asked else OK
 
 
 def _show(args: argparse.Namespace, outcome: Any) -> None:
@@ -166,6 +180,8 @@ def _replay(args: argparse.Namespace) -> int:
     if args.to_time:
         source["endingTimestamp"] = args.to_time
     target = {"url": located(args.to_url or bus_url(args)), "topic": args.to}
+    if args.name:
+        target |= {"txnAppId": f"replay.{args.name}", "txnVersion": "1"}
     spark = _session(args)
     count = jobs.replay(spark, source, target, where=args.where, lake=lake, speed=args.speed)
     print(json.dumps({"replayed": count}) if args.json else f"replayed {count} records")

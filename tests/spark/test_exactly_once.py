@@ -1,8 +1,9 @@
-"""Killed with -9 at random moments, the JVM and every Python: then each row is there once.
+"""Killed with -9 at random moments, the JVM, the Python or both: then each row is there once.
 
 A log grows by one share after the other, and after each a pipeline does all there is to do. The
-same is done once in peace and once under fire, where the whole process tree is killed at random
-moments, the first ones after a restart included. Tables and topics must be the same in the end.
+same is done once in peace and once under fire, where one or all of its processes are killed at
+random moments, the first ones after a restart included. Tables and topics must be the same in the
+end.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,15 @@ from trunkline.spark.pipelines import all_pipelines
 
 from .demo import add_demo, begin_demo, demo_event
 from .logs import TOPIC, read_log
-from .victim import COPIES, SINK
+from .victim import COPIES, REPLAY, SINK
 
-HITS = 2  # kills that one share of the log sees at most, so that all shares see some
+HITS = 3  # kills that one share of the log sees at most, so that many shares see some
+WHO = ("all", "java", "python")  # who is killed; if not all, the rest comes to its end by itself
 NOW = ("seen", "modification_time")  # columns that tell when a run looked
 # What differs from run to run in an event that a pipeline published.
 PUBLISHED = {"id", "timestamp", "headers", "offset", "partition.date"}
 PATIENCE_S = 240.0
+ENDING_S = 60.0
 
 
 class Victim:
@@ -50,22 +54,23 @@ class Victim:
             program,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # a killed JVM makes its Python complain
             text=True,
             start_new_session=True,
             cwd=Path(__file__).parents[2],
         )
         assert self._says("ready", PATIENCE_S)
 
-    def work(self, life_s: float | None = None) -> bool:
-        """Whether it did all there was; else it was killed, with all it had started."""
+    def work(self, share: range, life_s: float | None = None, who: str = "all") -> bool:
+        """Whether it did all there is, of which ``share`` is new; else it was killed."""
         assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
+        self.process.stdin.write(f"{share.start} {share.stop}\n")
         self.process.stdin.flush()
         if self._says("done", PATIENCE_S if life_s is None else life_s):
             return True
         assert life_s is not None, "it did not come to its end"
         assert self.process.poll() is None, "it failed by itself"
-        self.kill()
+        self.kill(who)
         return False
 
     def _says(self, word: str, within_s: float) -> bool:
@@ -74,12 +79,20 @@ class Victim:
         if not select.select([out], [], [], within_s)[0]:
             return False
         said = out.readline().strip()
-        assert said == word, f"it ended with {self.process.wait(60)}"
+        assert said == word, f"it said {said!r}"
         return True
 
-    def kill(self) -> None:
+    def kill(self, who: str = "all") -> None:
         """The pyspark daemon has a process group of its own, so go by the session."""
-        while family := in_session(self.process.pid):
+        leader = self.process.pid
+        if who != "all":
+            java = next(pid for pid, name in in_session(leader).items() if name == "java")
+            os.kill(java if who == "java" else leader, signal.SIGKILL)
+            deadline = time.monotonic() + ENDING_S
+            while in_session(leader) and time.monotonic() < deadline:
+                self.process.poll()
+                time.sleep(0.01)
+        while family := in_session(leader):
             for pid in family:
                 os.kill(pid, signal.SIGKILL)
             self.process.poll()
@@ -90,9 +103,9 @@ class Victim:
                 pipe.close()
 
 
-def in_session(leader: int) -> list[int]:
-    """The living processes of a session."""
-    found = []
+def in_session(leader: int) -> dict[int, str]:
+    """The living processes of a session, and their names."""
+    found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
@@ -101,63 +114,69 @@ def in_session(leader: int) -> list[int]:
                 continue
             state, _, _, session = stat.rpartition(")")[2].split()[:4]
             if int(session) == leader and state != "Z":
-                found.append(int(entry))
+                found[int(entry)] = stat.partition("(")[2].rpartition(")")[0]
     return found
 
 
 class Trial:
     """A bus that grows, a lake, and who works on them."""
 
-    def __init__(self, folder: Path, names: str, events: int, shares: int) -> None:
-        self.names, self.events, self.shares = names, events, shares
-        self.root, self.place = folder / "bus", folder / "lake"
+    def __init__(self, folder: Path, names: str) -> None:
+        self.names, self.root, self.place = names, folder / "bus", folder / "lake"
         log = begin_demo(self.root)
         log.define(COPIES, TopicOptions(partitions=3))
         log.step(GroupKey(TOPIC, 0, "billing"), lambda group: group.define(GroupOptions(), 60))
         log.close()
 
-    def grow(self, share: int) -> None:
+    def grow(self, share: range) -> None:
         log = Folder(str(self.root))
-        add_demo(
-            log, share * self.events // self.shares, (share + 1) * self.events // self.shares, 250
-        )
+        add_demo(log, share.start, share.stop, 250)
         log.close()
 
-    def in_peace(self) -> list[float]:
-        """How long each share took."""
-        took = []
+    def in_peace(self, shares: list[range]) -> None:
         victim = Victim(self.names, self.root, self.place)
         try:
-            for share in range(self.shares):
+            for share in shares:
                 self.grow(share)
-                began = time.monotonic()
-                victim.work()
-                took.append(time.monotonic() - began)
+                victim.work(share)
         finally:
             victim.kill()
-        return took
 
-    def under_fire(self, kills: int, took: list[float], moments: random.Random) -> int:
-        """How many kills met a process at work."""
-        landed = 0
+    def under_fire(self, events: int, kills: int, seed: int) -> tuple[list[range], Counter[str]]:
+        """The shares in which the log grew, and who was killed at work. The last share is what is
+        left when there are enough kills.
+        """
+        moments = random.Random(seed)
+        shares: list[range] = []
+        landed: Counter[str] = Counter()
+        takes_s = {"cold": 10.0, "warm": 3.0}  # a guess, until it is known
         victim: Victim | None = None
         try:
-            for share in range(self.shares):
-                self.grow(share)
+            while not shares or shares[-1].stop < events:
+                start = shares[-1].stop if shares else 0
+                size = events // (kills + 2) if landed.total() < kills else events
+                shares.append(range(start, min(events, start + size)))
+                self.grow(shares[-1])
                 hits, done = 0, False
                 while not done:
-                    cold = victim is None
+                    state = "warm" if victim else "cold"
                     victim = victim or Victim(self.names, self.root, self.place)
-                    life_s = moments.uniform(0.0, took[0] if cold else max(took[1:]))
-                    spared = hits == HITS or landed == kills
-                    done = victim.work(None if spared else life_s)
-                    if not done:
-                        hits, landed, victim = hits + 1, landed + 1, None
+                    life_s, who = moments.uniform(0.0, takes_s[state]), moments.choice(WHO)
+                    spared = hits == HITS or landed.total() == kills
+                    began = time.monotonic()
+                    done = victim.work(shares[-1], None if spared else life_s, who)
+                    if done:
+                        takes_s[state] = time.monotonic() - began
+                    else:
+                        hits, victim = hits + 1, None
+                        landed[who] += 1
         finally:
             if victim is not None:
                 victim.kill()
-        return landed
+        assert landed.total() == kills, f"only {landed} met anything, seed {seed}"
+        return shares, landed
 
+    @cached_property
     def tables(self) -> dict[str, Counter[str]]:
         lake = Lake(str(self.place))
         return {f"table {name}": Counter(table_rows(lake, name)) for name in lake.tables()}
@@ -214,48 +233,72 @@ def plain(value: Any) -> str:
 
 
 def prove(tmp_path: Path, names: str, events: int, kills: int) -> None:
+    began = time.monotonic()
+    seed = random.randrange(1 << 32)
+    storm, calm = Trial(tmp_path / "storm", names), Trial(tmp_path / "calm", names)
+    shares, landed = storm.under_fire(events, kills, seed)
+    calm.in_peace(shares)
+    whole = f"{events} events in {len(shares)} shares, killed at work {dict(landed)}"
+    print(f"{names}: {whole}, {time.monotonic() - began:.0f} s, seed {seed}")
+
+    for there, here in ((calm.tables, storm.tables), (calm.topics(), storm.topics())):
+        assert there.keys() == here.keys()
+        for name, rows in there.items():
+            assert not differing(here[name], rows), f"{name}, seed {seed}"
+    check_copies(storm, events)
+
+
+def differing(found: Counter[str], wanted: Counter[str]) -> str:
+    """What is too much and what is missing, if anything is; a few of each are enough to see."""
+    extra, lost = found - wanted, wanted - found
+    if not extra and not lost:
+        return ""
+    return f"{extra.total()} too many: {list(extra)[:2]}, {lost.total()} lost: {list(lost)[:2]}"
+
+
+def check_copies(trial: Trial, events: int) -> None:
+    """What is a copy of the log, by the log itself."""
+    made = [demo_event(n) for n in range(events)]
+    names = trial.names.split(",")
+    if "lake" in names:
+        topics = {event.topic for event in made}
+        found = [json.loads(row) for row in trial.tables[f"table {EVENTS}"].elements()]
+        ids = Counter(row["id"] for row in found if row["partition.topic"] in topics)
+        assert not differing(ids, Counter(event.id for event in made))
+    if SINK in names or REPLAY in names:
+        copies = [r.event for p in range(3) for r in read_log(str(trial.root), COPIES, p)]
+        ids = Counter(str(e.cause if REPLAY in names else e.id) for e in copies)
+        wanted = Counter(event.id for event in made if event.topic == TOPIC)
+        assert not differing(ids, wanted)
+
+
+@pytest.fixture(autouse=True)
+def java() -> None:
     from trunkline.spark.java import find_java
 
     try:
         find_java()
     except NotFound as missing:
         pytest.skip(str(missing))
-    shares = kills // HITS + 2
-    calm = Trial(tmp_path / "calm", names, events, shares)
-    took = calm.in_peace()
-    seed = random.randrange(1 << 32)
-    storm = Trial(tmp_path / "storm", names, events, shares)
-    landed = storm.under_fire(kills, took, random.Random(seed))
-    print(f"{names}: {events} events, {landed} kills, shares took {took}, seed {seed}")
-
-    assert landed == kills, f"only {landed} kills met anything, seed {seed}"
-    for there, here in ((calm.tables(), storm.tables()), (calm.topics(), storm.topics())):
-        assert there.keys() == here.keys()
-        for name, rows in there.items():
-            extra, lost = here[name] - rows, rows - here[name]
-            shown = f"{list(extra)[:2]} and not {list(lost)[:2]}"
-            assert not extra + lost, f"{name}, seed {seed}: {shown}"
-    made = [demo_event(n) for n in range(events)]
-    if "lake" in names.split(","):
-        found = [json.loads(row) for row in storm.tables()[f"table {EVENTS}"].elements()]
-        ids = Counter(
-            row["id"] for row in found if row["partition.topic"] in {e.topic for e in made}
-        )
-        assert ids == Counter(event.id for event in made)
-    if SINK in names.split(","):
-        copies = [r.event.id for p in range(3) for r in read_log(str(storm.root), COPIES, p)]
-        assert Counter(copies) == Counter(event.id for event in made if event.topic == TOPIC)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.xdist_group("spark")
 def test_two_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:
-    prove(tmp_path, "lake,temporal", events=5000, kills=2)
+    trial = Trial(tmp_path, f"{SINK},consolidation")
+    trial.under_fire(2000, kills=2, seed=random.randrange(1 << 32))
+
+    check_copies(trial, 2000)
+    rows = [json.loads(row) for row in trial.tables["table consolidation"].elements()]
+    acts = [n for n in range(2000) if demo_event(n).actor]
+    assert sum(row["events"] for row in rows) == len(acts)
+    told = [r.event.payload["first_id"] for r in read_log(str(trial.root), "hippo")]
+    over = [row["first_id"] for row in rows if row["partition.open"] == "False"]
+    assert over
+    assert Counter(told) == Counter(over)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", [SINK, *all_pipelines()])
+@pytest.mark.parametrize("name", [SINK, REPLAY, *all_pipelines()])
 def test_ten_kills_lose_and_repeat_nothing(tmp_path: Path, name: str) -> None:
     prove(tmp_path, name, events=100_000, kills=10)

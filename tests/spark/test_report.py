@@ -60,6 +60,9 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
     place = str(home / "lake")
     ran = Runner(spark, f"file:{root}", Lake(place)).run(find([]))
     assert {one.name: one.error for one in ran if one.error} == {}
+    assert {one.name for one in ran if one.published} == {
+        one.name for one in find([]) if one.to_topic
+    }
     return place
 
 

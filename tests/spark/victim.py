@@ -1,38 +1,53 @@
-"""A program to be killed. For each line it is given it does all there is to do, and says so."""
+"""A program to be killed. For each line it is given it does all there is to do, and says so. A line
+names the events that are new: the first, and the one behind the last.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from trunkline.spark import session
-from trunkline.spark.jobs import Runner
+from trunkline.spark.jobs import Runner, replay
 from trunkline.spark.lake import Lake
 from trunkline.spark.pipelines import find
+
+from .logs import START, TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SINK = "sink"  # a query from topic to topic, which is no pipeline
+REPLAY = "replay"  # the share's records once more, which is no pipeline either
 COPIES = "copies"
+Work = Callable[[int, int], None]
 
 
 def main(names: str, root: str, place: str) -> None:
     spark = session("victim", master="local[2]", quick=True)
-    works = [copying(spark, root, place) if n == SINK else running(spark, n, root, place)
-             for n in names.split(",")]  # fmt: skip
+    works = [make_work(spark, name, root, place) for name in names.split(",")]
     print("ready", flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        start, end = map(int, line.split())
         for work in works:
-            work()
+            work(start, end)
         print("done", flush=True)
 
 
-def running(spark: SparkSession, name: str, root: str, place: str) -> Callable[[], None]:
+def make_work(spark: SparkSession, name: str, root: str, place: str) -> Work:
+    if name == SINK:
+        return copying(spark, root, place)
+    if name == REPLAY:
+        return replaying(spark, root)
+    return running(spark, name, root, place)
+
+
+def running(spark: SparkSession, name: str, root: str, place: str) -> Work:
     runner, pipelines = Runner(spark, root, Lake(place)), find([name])
 
-    def work() -> None:
+    def work(start: int, end: int) -> None:
         (outcome,) = runner.run(pipelines)
         if outcome.error:
             sys.exit(f"{name}: {outcome.error}")
@@ -40,11 +55,24 @@ def running(spark: SparkSession, name: str, root: str, place: str) -> Callable[[
     return work
 
 
-def copying(spark: SparkSession, root: str, place: str) -> Callable[[], None]:
-    def work() -> None:
+def replaying(spark: SparkSession, root: str) -> Work:
+    def work(start: int, end: int) -> None:
+        span = {"startingTimestamp": moment(start), "endingTimestamp": moment(end)}
+        target = {"url": root, "topic": COPIES, "txnAppId": REPLAY, "txnVersion": str(end)}
+        replay(spark, {"url": root, "subscribe": TOPIC} | span, target)
+
+    return work
+
+
+def moment(number: int) -> str:
+    return (START + timedelta(seconds=number)).isoformat()
+
+
+def copying(spark: SparkSession, root: str, place: str) -> Work:
+    def work(start: int, end: int) -> None:
         df = (
             spark.readStream.format("trunkline")
-            .options(url=root, subscribe="orders", startingOffsets="earliest")
+            .options(url=root, subscribe=TOPIC, startingOffsets="earliest")
             .option("maxOffsetsPerTrigger", "2000")
             .load()
         )

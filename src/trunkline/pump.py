@@ -37,6 +37,7 @@ _AHEAD_BYTES = 2 * 1024 * 1024  # of all pumps together
 _SPARE_RECORDS = 64
 _ACK_S = 0.005
 _RETRY_S = 0.2
+_LOOK_S = 10.0  # the wall clock may be set meanwhile, and what it made far is then near
 _CLOSE_S = 1.0
 
 
@@ -47,7 +48,7 @@ class Outlet(Protocol):
 
     def accepts(self, event: Event) -> bool: ...
 
-    def put(self, delivery: Delivery) -> None: ...
+    def put(self, pump: Pump, record: Record, lease: Lease) -> None: ...
 
     def keep(self, pump: Pump, leases: dict[int, Lease]) -> float: ...
 
@@ -237,7 +238,7 @@ class Pump:
         if delay is None or (group.paused and delay <= 0):
             await self._wake.wait()
             return
-        timer = self._clock.call_later(delay, self.wake)
+        timer = self._clock.call_later(min(delay, _LOOK_S), self.wake)
         try:
             await self._wake.wait()
         finally:
@@ -397,8 +398,9 @@ class Pump:
                 outlet = self._outlets[0]
                 self._outlets.rotate(-1)
                 if outlet.room() > 0 and outlet.accepts(record.event):
-                    self._until = min(self._until, lease.until)
-                    outlet.put(Delivery(record, lease, self.key.group, self.settle, self.extend))
+                    if lease.until < self._until:
+                        self._until = lease.until
+                    outlet.put(self, record, lease)
                     return
             if any(outlet.accepts(record.event) for outlet in self._outlets):
                 self._back.append(lease)

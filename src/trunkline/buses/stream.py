@@ -10,12 +10,12 @@ from datetime import datetime
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from trunkline.bus import Delivery, Outcome, Start
 from trunkline.clock import Clock
 from trunkline.errors import Closed, Conflict, InvalidFilter, TrunklineError
-from trunkline.event import Event
+from trunkline.event import Event, Record
 from trunkline.group import Group, Lease
 from trunkline.options import Flow, GroupOptions, TopicOptions
 from trunkline.pump import Hooks, Pump
@@ -286,18 +286,20 @@ class LocalSubscription:
         except Exception as error:
             raise InvalidFilter(f"the filter failed on event {event.id}: {error!r}") from error
 
-    def put(self, delivery: Delivery) -> None:
-        pump = self._pumps[GroupKey(delivery.topic, delivery.partition, self._group)]
-        settle = delivery._settle
-
-        def finish(d: Delivery, *rest: Any) -> None:
-            self._open.pop(d, None)
-            settle(d, *rest)
-
-        delivery._settle = finish
+    def put(self, pump: Pump, record: Record, lease: Lease) -> None:
+        delivery = Delivery(record, lease, self._group, self._settle, pump.extend)
         self._open[delivery] = pump
         self._queue.append((delivery, monotonic()))
         self._arrived.set()
+
+    def _settle(
+        self, delivery: Delivery, outcome: Outcome, delay_s: float | None, reason: str
+    ) -> None:
+        pump = self._open.pop(delivery, None)
+        if pump is None:  # too late, which only the group can judge
+            pump = self._pumps.get(GroupKey(delivery.topic, delivery.partition, self._group))
+        if pump is not None:
+            pump.settle(delivery, outcome, delay_s, reason)
 
     def keep(self, pump: Pump, leases: dict[int, Lease]) -> float:
         """Let go of deliveries of ``pump`` that are leased no longer; when to look again."""

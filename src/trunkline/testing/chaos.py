@@ -17,9 +17,10 @@ from trunkline.bus import Delivery
 from trunkline.buses.local import LocalBus
 from trunkline.buses.stream import LocalSubscription
 from trunkline.errors import Retry
-from trunkline.event import Event
-from trunkline.group import Group
+from trunkline.event import Event, Record
+from trunkline.group import Group, Lease
 from trunkline.middleware import HandleNext, PublishNext
+from trunkline.pump import Pump
 from trunkline.store import GroupKey
 
 Point = Literal["append", "ack", "commit"]
@@ -92,8 +93,8 @@ class _Shuffled(LocalSubscription):
         self.__dict__.update(vars(plain))
         self._dice = dice
 
-    def put(self, delivery: Delivery) -> None:
-        super().put(delivery)
+    def put(self, pump: Pump, record: Record, lease: Lease) -> None:
+        super().put(pump, record, lease)
         queue, place = self._queue, self._dice.randrange(len(self._queue))
         queue[place], queue[-1] = queue[-1], queue[place]
 

@@ -306,3 +306,19 @@ async def test_what_is_given_back_together_is_read_together(bus: LocalBus, store
         assert [delivery.offset for delivery in again] == [3, *range(5, 15)]
     assert {(3, 1), (5, 10)} <= set(store.reads)
     assert not any(5 < start < 15 for start, _ in store.reads)
+
+
+async def test_a_clock_that_was_set_back_and_forth_delays_nothing_for_long(
+    bus: LocalBus, clock: ManualClock
+) -> None:
+    await bus.publish("orders", 1, delay_s=5)
+    async with bus.subscribe("orders", group="billing") as stream:
+        await clock.run()
+        clock.jump(-3600)
+        await bus.publish("orders", 2)  # so that it is looked at while the clock is wrong
+        await (await soon(stream)).ack()
+        await clock.run(1)
+        clock.jump(3600)
+        await clock.run(15)
+
+        assert (await soon(stream)).event.payload == 1

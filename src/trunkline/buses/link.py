@@ -57,8 +57,8 @@ logger = logging.getLogger(__name__)
 
 _quiet = logging.getLogger("trunkline.picows")
 _quiet.setLevel(logging.CRITICAL)  # what it has to say is told by errors
-_CHUNK_BYTES = 128 * 1024
 _FRAMES_AT_ONCE = 32
+_BYTES_AT_ONCE = 16 * 1024
 _WHOLE = (WSMsgType.TEXT, WSMsgType.BINARY)
 
 
@@ -115,6 +115,7 @@ class Link:
         self._asks: dict[int, _Ask] = {}
         self._corr = 0
         self._out: list[bytes] = []
+        self._out_bytes = 0
         self._acks: dict[tuple[str, int, str], list[int]] = {}
         self._transport: Any = None
         self._keeper: asyncio.Task[None] | None = None
@@ -185,7 +186,8 @@ class Link:
 
     def send(self, data: bytes) -> None:
         self._out.append(data)
-        if len(self._out) >= _FRAMES_AT_ONCE:
+        self._out_bytes += len(data)
+        if len(self._out) >= _FRAMES_AT_ONCE or self._out_bytes >= _BYTES_AT_ONCE:
             self.flush()  # so that the broker begins while there is more to say
         else:
             self._schedule()
@@ -209,18 +211,9 @@ class Link:
         if self._acks:
             acks, self._acks = self._acks, {}
             self._out += [_ack_frame(place, offsets) for place, offsets in acks.items()]
-        out, self._out = self._out, []
-        transport = self._transport
-        if transport is None or not out:
-            return
-        start = size = 0
-        for index, data in enumerate(out):
-            size += len(data)
-            if size >= _CHUNK_BYTES:
-                transport.send(WSMsgType.TEXT, join(out[start : index + 1]))
-                start, size = index + 1, 0
-        if start < len(out):
-            transport.send(WSMsgType.TEXT, join(out[start:]))
+        out, self._out, self._out_bytes = self._out, [], 0
+        if self._transport is not None and out:
+            self._transport.send(WSMsgType.TEXT, join(out))
 
     # -- the connection ----------------------------------------------------------------------------
 
@@ -293,7 +286,7 @@ class Link:
         transport, self._transport = self._transport, None
         self._blame(transport)
         self.connected.clear()
-        self._out.clear()
+        self._out, self._out_bytes = [], 0
         self._acks.clear()
         error = ConnectionLost(f"the connection to {self.url} was lost")
         for corr, ask in list(self._asks.items()):

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 pytest.importorskip("pyarrow")
 
 from trunkline.errors import Corrupt, OutOfRange
-from trunkline.event import Event
+from trunkline.event import Event, encode_event
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder
-from trunkline.options import StoreOptions, TopicOptions
+from trunkline.options import MIB, Limits, StoreOptions, TopicOptions
 from trunkline.spark import scan as scanning
 from trunkline.spark.columns import COLUMNS, CORRUPT
 from trunkline.spark.extents import Catalog, list_extents
@@ -179,6 +179,41 @@ def test_tasks_divide_a_range_without_gap_or_overlap(cuts: list[int], tasks: int
         found = [row["offset"] for span in spans for row in rows(root, span.start, span.end)]
         assert found == list(range(*cuts))
         catalog.close()
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 4])
+def test_tasks_take_whole_segments_if_that_is_about_as_even(tmp_path: Path, tasks: int) -> None:
+    folder = Folder(str(tmp_path), StoreOptions(index_bytes=1024, reserve_bytes=0))
+    folder.define(TOPIC, TopicOptions(partitions=4, segment_records=40))
+    for partition in range(4):
+        note = "x" * (300 + partition)  # so that no two are of one size
+        append(folder, [make_event(n, payload=note) for n in range(40)], partition)
+        append(folder, [make_event(n, payload=note) for n in range(40, 80)], partition)
+    folder.close()
+    catalog = Catalog(str(tmp_path))
+    extents = [(e.first, e.after) for p in range(4) for e in catalog.extents(TOPIC, p)]
+
+    parts = divide(catalog, [OffsetRange(TOPIC, p, 1, 81) for p in range(4)], tasks, exact=True)
+
+    assert [(s.start, s.end) for part in parts for s in part] == extents
+    assert [len(part) for part in parts] == [8 // tasks] * tasks
+    catalog.close()
+
+
+def test_a_line_longer_than_what_is_read_at_a_time(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path), StoreOptions(reserve_bytes=0))
+    folder.define(TOPIC, TopicOptions(segment_records=3))
+    large = Limits(record_bytes=32 * MIB)
+    for start in (0, 3):
+        events = [make_event(n) for n in range(start, start + 3)]
+        events[1] = make_event(start + 1, payload="x" * (12 * MIB))
+        folder.append(TOPIC, 0, [encode_event(event, large) for event in events], events)
+    folder.close()
+
+    found = rows(str(tmp_path), 1, 7)
+
+    assert [row["offset"] for row in found] == list(range(1, 7))
+    assert [len(row["value"]) for row in found] == [7, 12 * MIB + 2, 7] * 2
 
 
 def test_a_reader_stops_at_the_head_even_if_the_file_is_longer(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import pyarrow.parquet as pq
+
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder
 from trunkline.spark import cause_of
@@ -36,6 +38,19 @@ def tiers(spark: SparkSession, tmp_path: Path) -> tuple[str, dict[str, str]]:
     append(folder, [make_event(n) for n in range(60, 80)])
     folder.close()
     return root, {"tier": "auto", "lake": lake.path}
+
+
+def test_a_file_of_the_lake_is_not_cut_up_by_the_batches_it_came_in(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+
+    lake.write("numbers", spark.range(0, 45_000, 1, 1), app="test", version=0)  # 10,000 a batch
+
+    (path,) = Path(lake.place("numbers")).glob("*.parquet")
+    with pq.ParquetFile(path) as file:
+        assert file.num_row_groups == 1
+        assert file.read().column("id").to_pylist() == list(range(45_000))
 
 
 def at(second: float) -> str:

@@ -64,8 +64,8 @@ def admit_bytes(catalog: Catalog, start: Place, end: Place, budget: int) -> Plac
 def divide(
     catalog: Catalog, spans: list[OffsetRange], tasks: int, *, exact: bool
 ) -> list[list[OffsetRange]]:
-    """The spans in about ``tasks`` parts of equal bytes, in order. Less than a megabyte is not
-    worth a task of its own unless that many were asked for (``exact``).
+    """The spans in about ``tasks`` parts of about equal bytes, in order. Less than a megabyte is
+    not worth a task of its own unless that many were asked for (``exact``).
     """
     pieces: list[tuple[OffsetRange, int]] = []
     for span in spans:
@@ -83,17 +83,19 @@ def divide(
     target = max(1, -(-total // max(1, tasks)))
     if not exact:
         target = max(target, TASK_BYTES_MIN)
-    return _fill(catalog, pieces, target)
+    return _fill(catalog, pieces, target, -(-total // target))
 
 
 def _fill(
-    catalog: Catalog, pieces: list[tuple[OffsetRange, int]], target: int
+    catalog: Catalog, pieces: list[tuple[OffsetRange, int]], target: int, count: int
 ) -> list[list[OffsetRange]]:
+    """A segment is cut only where no edge of one is near: a whole file is read the fastest."""
     parts: list[list[OffsetRange]] = [[]]
     room = target
+    near = target // 8
     for piece, size in pieces:
         span, left = piece, size
-        while left > room + target // 4 and span.end - span.start > 1:
+        while left > room + near and span.end - span.start > 1:
             extents = catalog.extents(span.topic, span.partition)
             cut = cut_by_bytes(extents, span.start, span.end, max(1, room))
             if cut >= span.end:
@@ -104,9 +106,9 @@ def _fill(
             left, room = max(1, left - room), target
         parts[-1].append(span)
         room -= left
-        if room <= 0:
+        if room <= near and len(parts) < count:
             parts.append([])
-            room = target
+            room += target
     return [part for part in parts if part]
 
 

@@ -173,10 +173,10 @@ class _Scan:
         segment = extent.segment
         begin = 0 if low == extent.first else segment.locate(low, extent.size)
         end = extent.size if high == extent.after else segment.locate(high, extent.size)
-        trusted = self._is_trusted(extent, end - begin, head)
+        longest = self._trusted_length(extent, end - begin, head)
         bulk = end - begin > SMALL
         seen = 0
-        for batch in self._lines(extent, begin, end, trusted=trusted, bulk=bulk):
+        for batch in self._lines(extent, begin, end, longest, bulk=bulk):
             if not _is_corrupt(batch):
                 batch = _between(batch, low, high)
             seen += batch.num_rows
@@ -185,16 +185,16 @@ class _Scan:
             raise self._corrupt(segment, begin, f"{high - low - seen} records are missing in it")
 
     def _lines(
-        self, extent: Extent, begin: int, end: int, *, trusted: bool, bulk: bool
+        self, extent: Extent, begin: int, end: int, longest: int, *, bulk: bool
     ) -> Iterator[pa.RecordBatch]:
         span, names, segment = self._span, self._names, extent.segment
         # A file that is finished and wanted as a whole is read as it is; the last one may grow.
         whole = begin == 0 and end == extent.size and not extent.is_last and not segment.packed
-        if trusted and bulk and whole and can_parse_files():
-            yield from parse_file(segment.open(), end, span.topic, span.partition, names)
+        if longest and bulk and whole and can_parse_files():
+            yield from parse_file(segment.open(), longest, span.topic, span.partition, names)
             return
         for position, data in _chunks(segment, begin, end):
-            if not trusted:
+            if not longest:
                 good: list[bytes] = []
                 for line in bytes(data).split(b"\n")[:-1]:
                     if is_intact(line):
@@ -205,21 +205,23 @@ class _Scan:
                 data = b"\n".join([*good, b""])
             yield from parse_lines(data, span.topic, span.partition, names, bulk=bulk)
 
-    def _is_trusted(self, extent: Extent, size: int, head: Head) -> bool:
-        """Whether the whole segment fits its sum; if so its lines need not be checked one by one.
-        A compressed one carries a checksum of every frame.
+    def _trusted_length(self, extent: Extent, size: int, head: Head) -> int:
+        """0 if each line has to be checked. If not, because the whole segment fits its sum, how
+        long a line of it is at most. A compressed one carries a checksum of every frame.
         """
         segment = extent.segment
         if segment.packed:
-            return True
+            return extent.size
         seal = segment.seal if not extent.is_last else None
         wanted = f"{head.sum:08x}" if extent.is_last else (seal.sum if seal else None)
         if wanted is None or size * _SUM_GAIN < extent.size:
-            return False
+            return 0
         sum_ = 0
+        longest = _CHUNK
         for _, data in _chunks(segment, 0, extent.size):
             sum_ = crc32(data, sum_)
-        return f"{sum_:08x}" == wanted
+            longest = max(longest, len(data))  # a longer line is a chunk of its own
+        return longest if f"{sum_:08x}" == wanted else 0
 
     def _damaged(self, segment: Segment, position: int, line: bytes) -> Iterator[pa.RecordBatch]:
         if self._options.bad_records == "fail":

@@ -29,6 +29,8 @@ appender.file.fileName = ${sys:trunkline.spark.log:-/dev/null}
 appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
+# Arrow else checks the bounds of every value that Spark takes out of a batch.
+_ARROW = "-Darrow.enable_unsafe_memory_access=true"
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 
 TUNED: dict[str, str] = {
@@ -47,6 +49,7 @@ TUNED: dict[str, str] = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.pollingDelay": "20ms",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.executor.extraJavaOptions": _ARROW,
 }
 LOOPBACK: dict[str, str] = {
     "spark.driver.host": "127.0.0.1",
@@ -117,7 +120,7 @@ def _log_settings() -> str:
 
 
 def _java_options(log: str, *, quick: bool) -> str:
-    words = ["-Duser.timezone=UTC", f"-Dtrunkline.spark.log={log}"]
+    words = ["-Duser.timezone=UTC", _ARROW, f"-Dtrunkline.spark.log={log}"]
     words += [f"-Dlog4j2.configurationFile=file:{_log_settings()}", "-Xlog:disable"]
     if quick:
         words += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]

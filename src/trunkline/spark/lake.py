@@ -43,7 +43,7 @@ class Lake:
         return os.path.join(self.path, table)
 
     def has(self, table: str) -> bool:
-        return os.path.isdir(os.path.join(self.place(table), "_delta_log"))
+        return _has_versions(self.place(table))
 
     def tables(self) -> list[str]:
         names = sorted(os.listdir(self.path)) if os.path.isdir(self.path) else []
@@ -171,7 +171,7 @@ class LakeFile(NamedTuple):
 def event_files(lake: str) -> list[LakeFile]:
     """The files of the table of events, by what they hold."""
     place = os.path.join(lake, EVENTS)
-    if not os.path.isdir(os.path.join(place, "_delta_log")):
+    if not _has_versions(place):
         return []
     actions = pa.table(_delta().DeltaTable(place).get_add_actions(flatten=True)).to_pylist()
     return [
@@ -184,6 +184,15 @@ def event_files(lake: str) -> list[LakeFile]:
         )
         for one in actions
     ]
+
+
+def _has_versions(place: str) -> bool:
+    """Whether there is a table: who died before its first commit may have left an empty folder."""
+    try:
+        with os.scandir(os.path.join(place, "_delta_log")) as found:
+            return any(entry.name.endswith(".json") for entry in found)
+    except FileNotFoundError:
+        return False
 
 
 def _files(delta: Any) -> list[tuple[str, dict[str, str]]]:

@@ -27,7 +27,7 @@ from trunkline.log.folder import Folder
 from trunkline.spark import java
 from trunkline.spark.progress import Watch, show_progress
 
-from .logs import append, make_event, make_log
+from .logs import append, make_event, make_log, read_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,6 +112,20 @@ def test_a_run_a_status_and_a_report(
     assert run("pipeline", "report", "--lake", lake, "--out", str(out)) == 0
     assert "traffic" in out.read_text()
     assert str(out) in capsys.readouterr().out
+
+
+def test_a_replay_that_has_a_name_is_sent_once(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"file:{make_log(tmp_path / 'bus', 5)}"
+    assert spark.range(1).count() == 1
+    words = ("pipeline", "replay", "orders", "--to", "again", "--url", url, "--name", "monday")
+
+    assert [run(*words, "--speed", "2"), run(*words)] == [0, 0]
+
+    said = capsys.readouterr().out
+    assert said == "replayed 5 records\nreplayed 0 records: monday was sent before\n"
+    assert len(read_log(str(tmp_path / "bus"), "again")) == 5
 
 
 def test_a_program_piped_into_the_shell_finds_the_topics(

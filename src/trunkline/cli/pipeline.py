@@ -182,6 +182,12 @@ def _replay(args: argparse.Namespace) -> int:
     target = {"url": located(args.to_url or bus_url(args)), "topic": args.to}
     if args.name:
         target |= {"txnAppId": f"replay.{args.name}", "txnVersion": "1"}
+        root = import_module("trunkline.spark.choice").folder_of(target)
+        sink = import_module("trunkline.spark.sink")
+        if sink.sent_version(root, target["txnAppId"]) >= 1:
+            said = f"replayed 0 records: {args.name} was sent before"
+            print(json.dumps({"replayed": 0}) if args.json else said)
+            return OK
     spark = _session(args)
     count = jobs.replay(spark, source, target, where=args.where, lake=lake, speed=args.speed)
     print(json.dumps({"replayed": count}) if args.json else f"replayed {count} records")

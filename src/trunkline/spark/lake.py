@@ -191,7 +191,7 @@ def _has_versions(place: str) -> bool:
     try:
         with os.scandir(os.path.join(place, "_delta_log")) as found:
             return any(entry.name.endswith(".json") for entry in found)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

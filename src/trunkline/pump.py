@@ -169,8 +169,16 @@ class Pump:
             self._wake.set()
 
     def _rung(self, topic: str | None) -> None:
-        self._told = self._told or topic is None  # by another process, perhaps: the group changed
+        if topic is None:
+            self._told = True  # by another process, perhaps: the group changed
+        elif self._is_full():
+            return  # one more that nobody has room for
         self._wake.set()
+
+    def _is_full(self) -> bool:
+        """Whether more is known than anybody here has room for; room that is made wakes."""
+        group = self._group
+        return group is not None and self._room() <= 0 and group.available() >= _SPARE_RECORDS
 
     # -- what deliveries say -------------------------------------------------------------------
 

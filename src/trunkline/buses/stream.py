@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from trunkline.bus import Delivery, Outcome, Start
+from trunkline.buses.ahead import Ahead
 from trunkline.clock import Clock
 from trunkline.errors import Closed, Conflict, InvalidFilter, TrunklineError
 from trunkline.event import Event, Record
@@ -23,7 +24,6 @@ from trunkline.store import GroupKey, Store
 from trunkline.topics import is_dead, is_pattern, matches
 
 _FIND_S = 0.25  # new topics are rare, rings are not
-_SOON_S = 0.05
 
 
 class Pumps:
@@ -133,7 +133,7 @@ class LocalSubscription:
         self._start = start
         self._policy = policy
         self._room = flow.max_inflight
-        self._ahead = 1  # how many may lie here unread, for what lies here is leased
+        self._ahead = Ahead(flow.max_inflight)
         self._match = match
         self._queue: deque[tuple[Delivery, float]] = deque()  # with the time it came
         self._open: dict[Delivery, Pump] = {}
@@ -191,16 +191,10 @@ class LocalSubscription:
         return [self._next() for _ in range(min(limit, len(self._queue)))]
 
     def _next(self) -> Delivery:
-        """The next delivery, and how far ahead to fetch from now on: a lease counts as a try, and
-        its time runs, so a slow reader has few that it does not read yet.
-        """
         delivery, came = self._queue.popleft()
         left = len(self._queue)
-        if monotonic() - came > _SOON_S:  # real time, whatever the clock
-            self._ahead = max(1, self._ahead // 2)
-        elif not left:
-            self._ahead = min(2 * self._ahead, self._room)
-        if (not left or left == self._ahead // 2) and self.room() > 0:
+        self._ahead.took(came, left)
+        if (not left or left == self._ahead.limit // 2) and self.room() > 0:
             for pump in self._pumps.values():
                 pump.refill()
         return delivery
@@ -216,7 +210,7 @@ class LocalSubscription:
     def resize(self, max_inflight: int) -> None:
         """From now on hold at most so many deliveries that are not settled."""
         was_full = self.room() <= 0
-        self._room = max_inflight
+        self._room = self._ahead.most = max_inflight
         if was_full and self.room() > 0:
             self._wake()
 
@@ -272,7 +266,7 @@ class LocalSubscription:
     def room(self) -> int:
         if self._draining:
             return 0
-        room, ahead = self._room - len(self._open), self._ahead - len(self._queue)
+        room, ahead = self._room - len(self._open), self._ahead.limit - len(self._queue)
         return room if room < ahead else ahead  # asked for with every record
 
     async def aclose(self) -> None:

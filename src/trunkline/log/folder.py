@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -37,7 +37,7 @@ from trunkline.group import Group
 from trunkline.log import atomic, layout
 from trunkline.log.head import FORMAT, Head
 from trunkline.log.inotify import Change
-from trunkline.log.journal import GroupFile
+from trunkline.log.journal import GroupFile, group_of
 from trunkline.log.reader import Bounds, PartitionReader
 from trunkline.log.recovery import READ_BYTES
 from trunkline.log.writer import PartitionWriter, Placed
@@ -208,7 +208,7 @@ class Folder:
             stem = layout.log_stem(name, partition)
             folder, _, start = stem.partition("/")
             place = os.path.join(self.path, folder)
-            mine = [f for f in os.listdir(place) if _belongs(f, start, folder == "dlq")]
+            mine = [f for f in os.listdir(place) if layout.belongs(f, start, folder == "dlq")]
             mine.sort(key=lambda file: file.endswith(".head"))  # the head, our lock, goes last
             atomic.remove_files([os.path.join(place, file) for file in mine])
             writer.end()
@@ -331,17 +331,34 @@ class Folder:
             self._writers[key] = writer
         return writer
 
-    def is_news(self, change: Change) -> bool:
-        """Whether a file that changed may hold what this process does not know."""
-        stem, _, kind = change.name.rpartition(".")
-        if kind in ("jsonl", "index", "lock"):
-            return False  # what is in a log shows in its head
-        known: PartitionWriter | GroupFile | None = None
-        if kind == "head":
-            known = self._writers.get(layout.parse_stem(stem, change.folder.endswith("dlq")))
-        elif kind == "journal" and (key := layout.parse_group_stem(stem)):
-            known = self._groups.get(GroupKey(*key))
-        return known is None or known.is_behind()
+    def heard(self, changes: Iterable[Change]) -> set[str]:
+        """What others did, from files that changed: the topics they published to, and "" for
+        anything else that matters here.
+        """
+        found: set[str] = set()
+        for folder, name in changes:
+            stem, _, kind = name.rpartition(".")
+            if kind == "head":
+                place = layout.parse_stem(stem, folder.endswith("dlq"))
+                writer = self._writers.get(place)
+                if writer is None or writer.is_behind():
+                    found.add(place[0])
+            elif kind == "journal" and (key := layout.parse_group_stem(stem)):
+                file = self._groups.get(GroupKey(*key))
+                if file is not None and file.is_behind():
+                    found.add("")
+            elif kind not in ("jsonl", "index", "lock"):  # what is in a log shows in its head
+                found.add("")
+        return found
+
+    def noticed(self) -> set[str]:
+        """The same by looking, for what no file tells: that a member is no more."""
+        files = list(self._groups.values())
+        found = {topic for (topic, _), reader in self._readers.items() if reader.is_behind()}
+        holders = {member for file in files for member in file.group.holders()} - {self.member}
+        if any(file.is_behind() for file in files) or not all(map(self.is_alive, holders)):
+            found.add("")
+        return found
 
     def _drop(self, topic: str, partition: int) -> None:
         reader = self._readers.pop((topic, partition), None)
@@ -400,9 +417,9 @@ class Folder:
             stem, _, kind = name.rpartition(".")
             if kind not in ("journal", "json") or (kind == "json" and f"{stem}.journal" in names):
                 continue  # a snapshot speaks for a group only where its journal is gone
-            key = _group_of(os.path.join(place, name))
-            if key is not None:
-                found.add(key)
+            whose = group_of(os.path.join(place, name))
+            if whose is not None:
+                found.add(GroupKey(*whose))
         return sorted(found)
 
     def remove_group(self, key: GroupKey) -> None:
@@ -567,31 +584,3 @@ class Folder:
 def _done(group: Group) -> int:
     """Up to where nothing is left to deliver; what was redriven is."""
     return min([group.floor, *(offset - 1 for offset in group.again)])
-
-
-def _belongs(file: str, stem: str, in_dlq: bool) -> bool:
-    if file == stem + ".head":
-        return True
-    name = file.removesuffix(".corrupt")
-    if name.endswith(".index"):
-        return name[:-15] == stem
-    parsed = layout.parse_segment(name, in_dlq)
-    return parsed is not None and parsed[0] == stem
-
-
-def _group_of(path: str) -> GroupKey | None:
-    """The group a journal or a snapshot belongs to; None where a mere look left one behind, or it
-    is damaged beyond telling.
-    """
-    stem = path.rpartition(".")[0]
-    with open(path, "rb") as file:
-        start = file.read(4096)
-    made = b'{"op":"created"' in start or os.path.exists(stem + ".json")
-    name = layout.parse_group_stem(os.path.basename(stem))
-    if name is None:  # it was too long for a file
-        try:
-            header = msgspec.json.decode(start.partition(b"\n")[0])
-            name = header["topic"], header["partition"], header["group"]
-        except (msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError):
-            return None
-    return GroupKey(*name) if made else None

@@ -84,10 +84,10 @@ class GroupFile:
         return bool(self._poisoned) and os.fstat(self._fd).st_ino == self._poisoned
 
     def is_behind(self) -> bool:
-        """Whether somebody else may have written since this process did."""
+        """Whether somebody else may have written since this process did, if it ever looked."""
         try:
-            return os.fstat(self._fd).st_size != self._position
-        except OSError:  # it is not open
+            return self._fd >= 0 and os.stat(self._stem + ".journal").st_size != self._position
+        except OSError:  # it was removed
             return True
 
     def exists(self) -> bool:
@@ -432,3 +432,21 @@ def _mark(line: bytes) -> int:
     if not line.startswith(_MARK) or not is_intact(line):
         return 0
     return int(parse_object(line)["synced"])
+
+
+def group_of(path: str) -> tuple[str, int, str] | None:
+    """The topic, partition and group that a journal or a snapshot belongs to; None where a mere
+    look left one behind, or it is damaged beyond telling.
+    """
+    stem = path.rpartition(".")[0]
+    with open(path, "rb") as file:
+        start = file.read(4096)
+    made = b'{"op":"created"' in start or os.path.exists(stem + ".json")
+    name = layout.parse_group_stem(os.path.basename(stem))
+    if name is None:  # it was too long for a file
+        try:
+            header = msgspec.json.decode(start.partition(b"\n")[0])
+            name = header["topic"], header["partition"], header["group"]
+        except (msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError):
+            return None
+    return name if made else None

@@ -72,3 +72,14 @@ def parse_group_stem(stem: str) -> tuple[str, int, str] | None:
     if not mark or "~" in group or (partition and not partition.isdigit()):
         return None
     return topic, int(partition or 0), group
+
+
+def belongs(file: str, stem: str, in_dlq: bool) -> bool:
+    """Whether a file is one of a partition's."""
+    if file == stem + ".head":
+        return True
+    name = file.removesuffix(".corrupt")
+    if name.endswith(".index"):
+        return name[:-15] == stem
+    parsed = parse_segment(name, in_dlq)
+    return parsed is not None and parsed[0] == stem

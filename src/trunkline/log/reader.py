@@ -78,6 +78,10 @@ class PartitionReader:
             self._check(head)
         return self._corrected[1] if head == self._corrected[0] else head
 
+    def is_behind(self) -> bool:
+        """Whether the log may have changed since it was last looked at here."""
+        return self._file.is_changed()
+
     def _check(self, head: Head) -> None:
         """A power cut may have taken what was never synced, but not the head that speaks of it.
         The next writer puts that right; until then the files say where the log ends.

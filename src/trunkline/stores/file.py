@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import threading
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _THREADS = 4
 _SYNC_WEIGHT = 0.1
+_FALSE_RINGS = 20  # one in so many polls
 
 
 class _Batch:
@@ -325,32 +327,34 @@ class FileStore:
         self._tasks.append(asyncio.get_running_loop().create_task(job))
 
     async def _watch(self) -> None:
-        """Ring for what the kernel tells, and now and then for what nobody does: a process ended,
-        a notice got lost.
+        """Ring for what the kernel tells, for what a look at the files shows, and now and then for
+        no reason: nothing depends on a notice.
         """
-        places = [os.path.join(self.folder.path, p) for p in ("wal", "offsets", "members", "dlq")]
+        places = [
+            os.path.join(self.folder.path, p) for p in ("", "wal", "offsets", "members", "dlq")
+        ]
         loop = asyncio.get_running_loop()
         watch: Inotify | None = None
         try:
             watch = Inotify(places)
-            loop.add_reader(watch.fd, self._changed, watch)
+            loop.add_reader(watch.fd, lambda: self._ring(self.folder.heard(watch.changes())))
         except (OSError, NotImplementedError) as error:  # no inotify instance left, for example
             logger.debug("polling every %s s: %s", self.options.poll_s, error)
         try:
-            while True:
+            for turn in itertools.count(1):
                 await asyncio.sleep(self.options.poll_s)
-                self.bell.ring(None)
+                if watch is None or turn % _FALSE_RINGS == 0:
+                    self.bell.ring(None)
+                else:
+                    self._ring(self.folder.noticed())
         finally:
             if watch is not None:
                 loop.remove_reader(watch.fd)
                 watch.close()
 
-    def _changed(self, watch: Inotify) -> None:
-        """Our own writes are told, too: those were rung for when they were made."""
-        for change in watch.changes():
-            if self.folder.is_news(change):
-                self.bell.ring(None)
-                return
+    def _ring(self, topics: set[str]) -> None:
+        for topic in topics:
+            self.bell.ring(topic or None)
 
     async def _every(self, seconds: float, job: Callable[[], object]) -> None:
         """Do a job in a thread now and then; what fails is tried again."""

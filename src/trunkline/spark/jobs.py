@@ -144,16 +144,18 @@ class Runner:
         starts: Counter[str] = Counter()
         queries: dict[str, tuple[Pipeline, StreamingQuery]] = {}
         failed: list[Ran] = []
+
+        def start(pipeline: Pipeline) -> None:
+            query = self.follow(pipeline, once=False, every_s=every_s)
+            starts[pipeline.name] += 1
+            queries[pipeline.name] = (pipeline, query)
+
         with ExitStack() as held:
-
-            def start(pipeline: Pipeline) -> None:
-                query = self.follow(pipeline, once=False, every_s=every_s)
-                starts[pipeline.name] += 1
-                queries[pipeline.name] = (pipeline, query)
-                held.callback(_stop, query)
-
-            for pipeline in pipelines:
+            wanted = list(pipelines)
+            for pipeline in wanted:
                 held.enter_context(self._alone(pipeline))
+            held.callback(_stop, queries)
+            for pipeline in wanted:
                 start(pipeline)
             while not (failed or until()):
                 time.sleep(0.2)
@@ -427,12 +429,15 @@ def _query_id(check: str) -> str:
         return str(msgspec.json.decode(file.read())["id"])
 
 
-def _stop(query: StreamingQuery) -> None:
-    """Stop between two batches, for Spark is noisy when it is stopped within one."""
+def _stop(queries: dict[str, tuple[Pipeline, StreamingQuery]]) -> None:
+    """Stop each between two batches, for Spark is noisy when it is stopped within one."""
     deadline = time.monotonic() + 30
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+    left = [query for _, query in queries.values()]
+    while left := [query for query in left if query.isActive]:
+        for query in left:
+            if not query.status["isTriggerActive"] or time.monotonic() > deadline:
+                query.stop()
         time.sleep(0.02)
-    query.stop()
 
 
 def _first_line(problem: BaseException) -> str:

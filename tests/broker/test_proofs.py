@@ -345,3 +345,4 @@ async def test_a_hundred_stalled_consumers_cost_little(tmp_path: Path) -> None:
     found = await _stall(tmp_path, 100, "--stall", "5")
     assert found["evicted"] == 100, found
     assert found["grown_mb"] <= 32, found
+    assert found["during_ms"] <= 2 * found["baseline_ms"], found

@@ -107,3 +107,54 @@ async def test_what_cannot_work_is_refused_at_once() -> None:
             bus.on("orders", group="billing")(5)  # type: ignore[type-var]
         with pytest.raises(trunkline.InvalidEvent, match="delay_s"):
             await bus.publish("orders", 1, delay_s=-1)
+
+
+async def test_the_time_of_what_lay_unread_begins_when_it_is_read(tmp_path: Path) -> None:
+    tries: list[tuple[int, int]] = []
+    async with trunkline.connect(f"file:{tmp_path}") as bus:
+        await bus.publish_many("orders", [1, 2, 3])
+        policy = GroupOptions(ack_timeout_s=1.0, max_retries=0)
+        async with bus.subscribe("orders", group="billing", policy=policy) as stream:
+            async for delivery in stream:
+                await asyncio.sleep(0.6)  # that it waited and was handled takes longer than 1 s
+                tries.append((delivery.event.payload, delivery.attempt))
+                await delivery.ack()
+                if len(tries) == 3:
+                    break
+        assert [letter async for letter in bus.dead_letters("orders").letters()] == []
+    assert tries == [(1, 1), (2, 1), (3, 1)]
+
+
+async def test_a_subscription_that_was_shut_opens_again() -> None:
+    async with trunkline.connect("memory:") as bus:
+        await bus.publish_many("orders", [1, 2, 3])
+        async with bus.subscribe("orders", group="billing") as stream:
+            first = await asyncio.wait_for(anext(stream), 10)
+            await asyncio.sleep(0)
+            stream.resize(0)
+            for delivery in [first, *stream.take(3)]:
+                await delivery.ack()
+            stream.resize(10)
+            assert (await asyncio.wait_for(anext(stream), 10)).attempt == 1
+
+
+async def test_a_pattern_that_matches_nothing_yet_sees_what_another_process_makes(
+    tmp_path: Path,
+) -> None:
+    async with (
+        trunkline.connect(f"file:{tmp_path}") as bus,
+        trunkline.connect(f"file:{tmp_path}") as other,
+        bus.subscribe("made.>", group="billing") as stream,
+    ):
+        await other.publish("made.later", 1)
+        assert (await asyncio.wait_for(anext(stream), 10)).event.payload == 1
+
+
+async def test_who_may_not_write_is_told_so_when_it_subscribes(tmp_path: Path) -> None:
+    async with trunkline.connect(f"file:{tmp_path}") as bus:
+        await bus.publish("orders", 1)
+        (tmp_path / "members").rmdir()
+        (tmp_path / "members").write_text("in the way")
+        with pytest.raises(trunkline.errors.StorageError, match="members"):
+            async with bus.subscribe("orders", group="billing"):
+                pass

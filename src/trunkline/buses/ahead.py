@@ -12,15 +12,23 @@ class Ahead:
     time runs. So a slow reader has few that it does not read yet, a quick one as many as it may.
     """
 
-    __slots__ = ("limit", "most")
+    __slots__ = ("_read_at", "limit", "most")
 
     def __init__(self, most: int) -> None:
         self.limit = 1
         self.most = most
+        self._read_at = 0.0
 
-    def took(self, came: float, left: int) -> None:
-        """One that came at this time of the monotonic clock is read, so many are left."""
-        if monotonic() - came > _SOON_S:  # real time, whatever the bus's clock
+    def took(self, came: float, left: int) -> bool:
+        """One that came at this time of the monotonic clock is read, so many are left. True if it
+        lay there for long: its time should begin anew.
+        """
+        now = monotonic()  # real time, whatever the bus's clock
+        is_quick = now - self._read_at <= _SOON_S
+        self._read_at = now
+        if now - came > _SOON_S:
             self.limit = max(1, self.limit // 2)
-        elif not left:
-            self.limit = min(2 * self.limit, self.most)
+            return True
+        if is_quick and not left:
+            self.limit = max(1, min(2 * self.limit, self.most))
+        return False

@@ -103,7 +103,8 @@ class RemoteSubscription:
 
     def _next(self) -> Delivery:
         delivery, came = self._queue.popleft()
-        self._ahead.took(came, len(self._queue))
+        if self._ahead.took(came, len(self._queue)):
+            delivery.extend()
         self._grant()
         return delivery
 

@@ -56,9 +56,6 @@ class Pumps:
             ttl = options.ttl_policy
             found = Pump(self.store, key, ttl, self._clock, self._draw, self._hooks, self._pumps)
             self._pumps[key] = found
-        watch = getattr(self.store, "watch", None)
-        if watch is not None:
-            watch()
         return found
 
     def drop(self, key: GroupKey, pump: Pump) -> bool:
@@ -154,6 +151,9 @@ class LocalSubscription:
             raise Closed("the bus is closed")
         self._entered = True
         self._home.subscriptions.add(self)
+        watch = getattr(self._home.store, "watch", None)
+        if watch is not None:
+            watch()
         try:
             await self.find()
         except BaseException:
@@ -193,7 +193,8 @@ class LocalSubscription:
     def _next(self) -> Delivery:
         delivery, came = self._queue.popleft()
         left = len(self._queue)
-        self._ahead.took(came, left)
+        if self._ahead.took(came, left):
+            delivery.extend()
         if (not left or left == self._ahead.limit // 2) and self.room() > 0:
             for pump in self._pumps.values():
                 pump.refill()

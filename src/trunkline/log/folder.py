@@ -457,6 +457,13 @@ class Folder:
     def join(self) -> str:
         """Become a member: as long as this process lives, what it leases is its own."""
         place = os.path.join(self.path, "members")
+        try:
+            self._join(place)
+        except OSError as error:
+            raise atomic.storage_error(error, place) from error
+        return self.member
+
+    def _join(self, place: str) -> None:
         while self._member_fd < 0:
             for name in os.listdir(place):
                 atomic.remove_unlocked(os.path.join(place, name))
@@ -467,7 +474,6 @@ class Folder:
                 self._member_fd = fd
             else:
                 os.close(fd)
-        return self.member
 
     def is_alive(self, member: str) -> bool:
         return atomic.is_locked(os.path.join(self.path, "members", member))

@@ -151,7 +151,7 @@ def _svg(one: Gold) -> str:
     lines = []
     for at, (label, value) in enumerate(one.drawn):
         y, width = at * 20, max(1.0, 270 * value / most)
-        name = label if len(label) <= 28 else f"{label[:27]}…"
+        name = label if len(label) <= 23 else f"{label[:22]}…"
         lines.append(
             f'<text x="170" y="{y + 13}" text-anchor="end">{html.escape(name)}</text>'
             f'<rect class="bar" x="178" y="{y + 2}" width="{width:.1f}" height="14" rx="2">'

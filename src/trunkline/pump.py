@@ -165,7 +165,7 @@ class Pump:
 
     def refill(self) -> None:
         """A subscriber has room again: see what there is for it, if anything was left."""
-        if self._group is None or self._more or self._group.available():
+        if self._group is None or self._back or self._more or self._group.available():
             self._wake.set()
 
     def _rung(self, topic: str | None) -> None:
@@ -259,11 +259,12 @@ class Pump:
         told, self._told = self._told, False
         await self._look_ahead()
         group = self._group
-        found = self._ahead or self._gap_to or group.again
-        found = found or (group.available() and self._room() > 0)
+        found = bool(self._ahead or self._gap_to or group.again)
+        found = found or (bool(group.available() or self._back) and self._room() > 0)
         if not (told or found or self._written):
             self._more = False  # the log was looked at, and what the group's files hold is known
             return False
+        passed_over = len(self._back)
         taken = await self._store.update(self.key, self._step)
         dead = [_Dead(lease, "retries", "no try is left") for lease in taken.dead]
         dead += [_Dead(lease, "expired", "its time to live ran out") for lease in taken.expired]
@@ -273,7 +274,9 @@ class Pump:
             self._hand_out(lease, self._records.pop(lease.offset, None))
         if self._buried:
             await self._bury()
-        return self._told or bool(self._written) or (self._more and self._room() > 0)
+        if self._told or self._written or (self._more and not self._has_enough()):
+            return True
+        return (self._more or len(self._back) > passed_over) and self._room() > 0
 
     def _room(self) -> int:
         return sum(outlet.room() for outlet in self._outlets)
@@ -285,13 +288,7 @@ class Pump:
         if strays := group.strays():
             await self._fetch(strays)
             self._gone.update(offset for offset in strays if offset not in self._records)
-        # What is not in the window cannot come first, however much it matters: keep it well filled,
-        # or fill it when there is room: a subscriber that takes nothing shall cost little.
-        room, available = self._room(), group.available()
-        filled = 4 * group.wants() < group.options.lookahead
-        filled = filled or (room <= 0 and available >= _SPARE_RECORDS)
-        enough = (filled or not self._may_keep()) and available >= room
-        if group.paused or self._ahead or enough or group.wants() <= 0:
+        if self._ahead or self._has_enough():
             return
         topic, partition, _ = self.key
         limit = min(group.wants(), _READ_RECORDS)
@@ -303,6 +300,19 @@ class Pump:
         except OutOfRange as error:
             self._gap_to = error.first - 1
             self._ahead_from = group.read_to
+
+    def _has_enough(self) -> bool:
+        """What is not in the window cannot come first, however much it matters: keep it well
+        filled, or fill it when there is room: a subscriber that takes nothing shall cost little.
+        """
+        group = self._group
+        assert group is not None
+        if group.paused or group.wants() <= 0:
+            return True
+        room, available = self._room(), group.available()
+        filled = 4 * group.wants() < group.options.lookahead
+        filled = filled or (room <= 0 and available >= _SPARE_RECORDS)
+        return (filled or not self._may_keep()) and available >= room
 
     def _may_keep(self) -> bool:
         """Whether what was read ahead is still small; else it is read again when it is due."""
@@ -357,6 +367,7 @@ class Pump:
 
     def _step(self, group: Group) -> Taken:
         self._group = group
+        passed_over = len(self._back)  # they come first again, and must not stand in the way
         self._note(group)
         now, wall = self._clock.monotonic(), self._clock.now().timestamp()
         ahead, self._ahead = self._ahead, []
@@ -381,7 +392,9 @@ class Pump:
         self._gone.clear()
         if self._closing:
             return Taken([], [], [], [])
-        return group.take(self._by, now=now, wall=wall, limit=self._room(), ttl=self._ttl)
+        room = self._room()
+        limit = room + passed_over if room > 0 else 0
+        return group.take(self._by, now=now, wall=wall, limit=limit, ttl=self._ttl)
 
     def _offer(self, group: Group, record: Record, now: float, wall: float) -> None:
         event = record.event

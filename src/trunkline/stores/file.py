@@ -338,7 +338,7 @@ class FileStore:
         try:
             watch = Inotify(places)
             loop.add_reader(watch.fd, lambda: self._ring(self.folder.heard(watch.changes())))
-        except (OSError, NotImplementedError) as error:  # no inotify instance left, for example
+        except OSError as error:  # no inotify instance left, for example
             logger.debug("polling every %s s: %s", self.options.poll_s, error)
         try:
             for turn in itertools.count(1):

@@ -196,3 +196,4 @@ class TestBatches:
             (0, 5, False),
             (second.partition, second.offset, second.duplicate),
         ]
+        assert told.ids == (["a", "b"] if second.duplicate else None)

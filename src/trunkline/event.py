@@ -124,7 +124,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """What a producer gets back. ``durability`` says what the acknowledgement is worth:
-    ``fsync`` survives a power cut, ``os`` a crash of the process, ``none`` neither.
+    ``fsync`` survives a power cut, ``os`` a crash of the process, ``none`` neither. A ``duplicate``
+    names the record it repeats: the ``offset`` and, as long as the log holds it, the ``id``.
     """
 
     topic: str

@@ -159,8 +159,9 @@ class Ping(Frame, frozen=True, kw_only=True, tag="PING"):
 
 class Published(Frame, frozen=True, kw_only=True, tag="PUBLISHED"):
     """A batch that lies in one piece is told by ``count``, any other by ``receipts``: partition,
-    offset and whether it was there before, for each event. ``corrs`` answers as many PUBLISH
-    frames at once, whose events lie one after the other; only those who read arrays get it.
+    offset and whether it was there before, for each event, with the ``ids`` of the records if some
+    were. ``corrs`` answers as many PUBLISH frames at once, whose events lie one after the other;
+    only those who read arrays get it.
     """
 
     topic: str
@@ -172,6 +173,7 @@ class Published(Frame, frozen=True, kw_only=True, tag="PUBLISHED"):
     count: int = 1
     corrs: list[Corr] | None = None
     receipts: list[tuple[int, int, bool]] | None = None
+    ids: list[str] | None = None
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -472,6 +474,7 @@ def published(receipts: list[Receipt], corr: Corr | None) -> Published:
         receipts=None
         if in_one_piece
         else [(receipt.partition, receipt.offset, receipt.duplicate) for receipt in receipts],
+        ids=[one.id for one in receipts] if any(one.duplicate for one in receipts) else None,
     )
 
 

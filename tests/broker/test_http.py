@@ -119,6 +119,15 @@ class TestEvents:
         since = await http.get("/topics/t/events?from=2020-01-01T00:00:00Z")
         assert len(since.json()["events"]) == 5
 
+    async def test_a_repeat_is_told_with_the_first_ones_place(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        made = await http.post("/topics", json={"topic": "t", "options": {"dedup_window_s": 60}})
+        assert made.status_code == 201, made.text
+        first = await publish(http, "t", 1, headers={"idem_key": "a"})
+        again = await publish(http, "t", 2, headers={"idem_key": "a"})
+        assert again == first | {"duplicate": True}
+
     async def test_all_partitions_are_read_by_time_page_by_page(
         self, http: httpx.AsyncClient
     ) -> None:

@@ -118,3 +118,16 @@ async def test_close_waits_for_those_who_wait(store: FileStore, tmp_path: Path) 
     folder.close()
     with pytest.raises(Closed):
         await store.append(TOPIC, [event(1)])
+
+
+async def test_a_duplicate_of_what_was_removed_has_its_own_id(store: FileStore) -> None:
+    await store.define(TOPIC, TopicOptions(dedup_window_s=3600))
+    sent = [event(n, idem_key="a") for n in range(3)]
+    await store.append(TOPIC, [sent[0], event("next")])
+
+    (kept,) = await store.append(TOPIC, [sent[1]])
+    await store.trim(TOPIC, 0, 2)
+    (gone,) = await store.append(TOPIC, [sent[2]])
+
+    assert (kept.offset, kept.duplicate, kept.id) == (1, True, sent[0].id)
+    assert (gone.offset, gone.duplicate, gone.id) == (1, True, sent[2].id)

@@ -131,15 +131,16 @@ class RemoteBus(BusBase):
         told: Published = await link.ask(
             corr, b'%b"corr":%d,"events":%b}' % (first, corr, bodies), repeat=True
         )
+        topic, durability = told.topic, told.durability
         if told.receipts is None:
-            topic, partition, durability = told.topic, told.partition, told.durability
             return [
-                Receipt(topic, partition, offset, event.id, False, durability)
+                Receipt(topic, told.partition, offset, event.id, False, durability)
                 for offset, event in enumerate(events, told.offset)
             ]
+        ids = told.ids or [event.id for event in events]
         return [
-            Receipt(event.topic, partition, offset, event.id, duplicate, told.durability)
-            for event, (partition, offset, duplicate) in zip(events, told.receipts, strict=True)
+            Receipt(topic, partition, offset, name, duplicate, durability)
+            for name, (partition, offset, duplicate) in zip(ids, told.receipts, strict=True)
         ]
 
     # -- subscribing ---------------------------------------------------------------------------
@@ -258,9 +259,8 @@ def _receipt(event: Event, told: Published | tuple[int, int, str]) -> Receipt:
     if isinstance(told, tuple):  # it was answered together with others
         partition, offset, durability = told
         return Receipt(event.topic, partition, offset, event.id, False, durability)
-    return Receipt(
-        event.topic, told.partition, told.offset, event.id, told.duplicate, told.durability
-    )
+    name = told.id if told.duplicate and told.id else event.id
+    return Receipt(event.topic, told.partition, told.offset, name, told.duplicate, told.durability)
 
 
 def encoded(event: Event, limits: Limits) -> bytes:

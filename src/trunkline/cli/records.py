@@ -294,10 +294,7 @@ class _Publisher:
         """The id of the record at an offset; None if it was trimmed since."""
         place = (partition, offset)
         if place not in self._ids:
-            reader = self._folder.reader(self._topic, partition)
-            found = reader.read(offset, 1, strict=False)
-            is_it = bool(found) and found[0].offset == offset
-            self._ids[place] = found[0].event.id if is_it else None
+            self._ids[place] = self._folder.reader(self._topic, partition).id_at(offset)
         return self._ids[place]
 
     def sum_up(self) -> None:

@@ -134,6 +134,11 @@ class PartitionReader:
             again = start = max(after, start)
         return []
 
+    def id_at(self, offset: int) -> str | None:
+        """The id of the record at an offset; None if there is none, or none any more."""
+        found = self.read(offset, 1, strict=False)
+        return found[0].event.id if found and found[0].offset == offset else None
+
     def seek(self, when: datetime) -> int:
         """The offset of the first record whose time is at or after ``when``, else the next one."""
         return self._look(lambda: self._seek(when))

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from trunkline.clock import Clock
-from trunkline.errors import Closed, LockTimeout, StorageFull, TrunklineError
+from trunkline.errors import Closed, LockTimeout, StorageError, StorageFull, TrunklineError
 from trunkline.event import Event, Receipt, Record, encode_event
 from trunkline.group import Group
 from trunkline.log import upkeep
@@ -230,14 +230,28 @@ class FileStore:
         took_s = self.folder.writer(topic, partition).sync_s
         self._sync_s += (took_s - self._sync_s) * _SYNC_WEIGHT
         if placed.duplicates:
-            return [
-                Receipt(topic, partition, offset, event.id, index in placed.duplicates, durability)
-                for index, (event, offset) in enumerate(zip(events, placed.offsets(), strict=True))
-            ]
+            known = self._ids(topic, partition, set(placed.duplicates.values()))
+            receipts = []
+            for index, (event, offset) in enumerate(zip(events, placed.offsets(), strict=True)):
+                name, again = known.get(offset, event.id), index in placed.duplicates
+                receipts.append(Receipt(topic, partition, offset, name, again, durability))
+            return receipts
         return [
             Receipt(topic, partition, offset, event.id, False, durability)
             for offset, event in enumerate(events, placed.first)
         ]
+
+    def _ids(self, topic: str, partition: int, offsets: set[int]) -> dict[int, str]:
+        """The ids of the records at these offsets, without what was removed or is damaged: what
+        was published is safe either way. By a reader of its own, as it may run in any thread.
+        """
+        found: dict[int, str] = {}
+        reader = self.folder.fresh_reader(topic, partition)
+        with contextlib.closing(reader), contextlib.suppress(StorageError, OSError):
+            for offset in sorted(offsets):
+                if (name := reader.id_at(offset)) is not None:
+                    found[offset] = name
+        return found
 
     def _committed(self, lane: _Lane, outcome: list[Receipt] | BaseException) -> None:
         assert self._loop is not None

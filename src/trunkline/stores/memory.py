@@ -33,7 +33,7 @@ class _Partition:
         self.first = 1
         self.next = 1
         self.size = 0
-        self.keys: dict[str, tuple[int, float]] = {}
+        self.keys: dict[str, tuple[int, float, str]] = {}  # offset, time and id of the first
 
 
 class MemoryStore:
@@ -70,19 +70,22 @@ class MemoryStore:
                 receipts.append(Receipt(topic, number, partition.next, event.id, False, "none"))
                 self._keep(partition, event, body, options)
             else:
-                receipts.append(Receipt(topic, number, known, event.id, True, "none"))
+                offset, _, first = known
+                receipts.append(Receipt(topic, number, offset, first, True, "none"))
         self.bell.ring(topic)
         return receipts
 
-    def _repeated(self, partition: _Partition, event: Event, options: TopicOptions) -> int | None:
+    def _repeated(
+        self, partition: _Partition, event: Event, options: TopicOptions
+    ) -> tuple[int, float, str] | None:
         if not options.dedup_window_s or event.idem_key is None:
             return None
         known = partition.keys.get(event.idem_key)
         now = self.clock.now().timestamp()
         if known is not None and now - known[1] < options.dedup_window_s:
-            return known[0]
+            return known
         partition.keys.pop(event.idem_key, None)
-        partition.keys[event.idem_key] = (partition.next, now)
+        partition.keys[event.idem_key] = (partition.next, now, event.id)
         while len(partition.keys) > options.dedup_keys:
             del partition.keys[next(iter(partition.keys))]
         return None

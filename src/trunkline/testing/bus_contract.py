@@ -126,9 +126,10 @@ class BusContract(BusFixtures):
         await bus.define("orders", dedup_window_s=60)
         first = await bus.publish("orders", 1, idem_key="a")
         second = await bus.publish("orders", 2, idem_key="a")
+        more = await bus.publish_many("orders", [3, 4], idem_key="a")
 
-        assert (first.duplicate, second.duplicate) == (False, True)
-        assert second.offset == first.offset
+        assert [one.duplicate for one in (first, second, *more)] == [False, True, True, True]
+        assert {(one.offset, one.id) for one in (second, *more)} == {(first.offset, first.id)}
         async with bus.subscribe("orders", group="billing") as stream:
             assert payloads(await self.now(stream)) == [1]
             await self.check_quiet(stream, clock)

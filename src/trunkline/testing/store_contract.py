@@ -361,7 +361,7 @@ class StoreContract:
         (second,) = await store.append("orders", events(1, idem_key="a"))
 
         assert (first.offset, first.duplicate) == (2, False)
-        assert (second.offset, second.duplicate) == (2, True)
+        assert (second.offset, second.duplicate, second.id) == (2, True, first.id)
         assert await store.bounds("orders", 0) == (1, 3)
 
         clock.advance(1)
@@ -377,6 +377,7 @@ class StoreContract:
 
         found = [(r.offset, r.duplicate) for r in receipts]
         assert found == [(1, False), (2, False), (1, True), (3, False), (1, True), (4, False)]
+        assert [r.id for r in receipts] == [sent[n].id for n in (0, 1, 0, 3, 0, 5)]
         assert await payloads(store) == [0, 1, 3, 5]
 
     async def test_repeats_from_several_publishers_are_one_record(self, store: Store) -> None:
@@ -400,12 +401,11 @@ class StoreContract:
 
     async def test_keys_are_remembered_across_a_restart(self, store: Store, reopen: Reopen) -> None:
         await store.define("orders", TopicOptions(dedup_window_s=60))
-        await store.append("orders", events(1, idem_key="a"))
-
+        (first,) = await store.append("orders", events(1, idem_key="a"))
         again = await reopen(store)
 
         (receipt,) = await again.append("orders", events(1, idem_key="a"))
-        assert (receipt.offset, receipt.duplicate) == (1, True)
+        assert (receipt.offset, receipt.duplicate, receipt.id) == (1, True, first.id)
 
     # -- topics --------------------------------------------------------------------------------
 

@@ -78,9 +78,10 @@ def test_who_may_only_read_is_told_what_was_not_looked_at(command: str) -> None:
         folder.close()
         for path in [Path(place), root, *root.rglob("*")]:
             path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
+        (root / "offsets/orders__billing.lock").chmod(0o600)
 
         done = as_another(root, command)
 
         assert (done.returncode, done.stderr) == (0, "")
         assert "orders/0 billing" in done.stdout
-        assert "not looked at: Permission denied" in done.stdout
+        assert "not looked at: orders__billing.lock: Permission denied" in done.stdout

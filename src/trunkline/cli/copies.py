@@ -35,6 +35,7 @@ from trunkline.errors import Conflict, InvalidOption, NoBus, StorageError
 from trunkline.log import atomic, layout
 from trunkline.log import head as heads
 from trunkline.log.folder import Folder, GroupKey
+from trunkline.log.journal import GroupFile
 from trunkline.log.segment import Entry, Segment, index_frames, index_line
 from trunkline.options import StoreOptions
 
@@ -177,8 +178,7 @@ def _copy(folder: Folder, sink: Sink, step: Progress) -> tuple[int, int]:
     for done, (topic, partition) in enumerate(partitions):
         _copy_partition(folder, topic, partition, put)
         step(done + 1, len(partitions))
-    place = os.path.join(folder.path, "quarantine")
-    for name in sorted(os.listdir(place)) if os.path.isdir(place) else ():
+    for name in sorted(folder.names("quarantine")):
         _copy_file(folder.path, f"quarantine/{name}", put)
     _copy_file(folder.path, "bus.json", put)
     return files, count
@@ -199,17 +199,11 @@ def _copy_file(root: str, name: str, put: _Put) -> None:
 
 def _copy_group(folder: Folder, key: GroupKey, put: _Put) -> None:
     """A group's files as they are between two steps of its members."""
-    stem = layout.group_stem(*key)
-    path = os.path.join(folder.path, stem + ".lock")
-    fd = atomic.open_file(path, os.O_RDWR | os.O_CREAT)
-    try:
-        atomic.lock(fd, folder.options.lock_timeout_s, path)
-        if os.fstat(fd).st_nlink == 0:  # the group was removed while we waited
-            return
+    timeout_s = folder.options.lock_timeout_s
+    file = GroupFile(folder.path, key, folder.clock, timeout_s, read_only=True)
+    with closing(file), file.locked():
         for ending in (".json", ".json.bak", ".journal"):
-            _copy_file(folder.path, stem + ending, put)
-    finally:
-        os.close(fd)
+            _copy_file(folder.path, layout.group_stem(*key) + ending, put)
 
 
 def _partitions(folder: Folder) -> list[tuple[str, int]]:
@@ -218,7 +212,7 @@ def _partitions(folder: Folder) -> list[tuple[str, int]]:
         (topic, n) for topic, options in folder.topics().items() for n in range(options.partitions)
     }
     for place in ("wal", "dlq"):
-        for name in os.listdir(os.path.join(folder.path, place)):
+        for name in folder.names(place):
             parsed = layout.parse_segment(name.removesuffix(".corrupt"), place == "dlq")
             if parsed is not None:
                 found.add(layout.parse_stem(parsed[0], place == "dlq"))

@@ -7,7 +7,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from trunkline.cli import ERROR, OK, Commands, branch, leaf
 from trunkline.cli.places import at_least, bus_path, bus_url
@@ -15,9 +15,13 @@ from trunkline.cli.render import Output, clean, confirm, record_row, to_json
 from trunkline.dead import Desk, Letter
 from trunkline.errors import NotFound
 from trunkline.event import Event, Record
+from trunkline.group import Group
+from trunkline.store import GroupKey
 from trunkline.stores.file import FileStore
 from trunkline.topics import DEAD_SUFFIX, check_pattern, is_dead, is_pattern, matches
 from trunkline.where import compile_where
+
+T = TypeVar("T")
 
 _COLUMNS = ("letter", "topic", "partition", "offset", "group", "attempts", "reason", "error", "at")
 
@@ -70,10 +74,21 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--where", metavar="SQL", help="only events that meet this condition")
 
 
+class _Reading(FileStore):
+    """Looks at groups, and leaves them as they are."""
+
+    async def update(self, key: GroupKey, step: Callable[[Group], T] | None) -> T:
+        assert step is not None
+        return self.folder.look(key, step)
+
+
 @asynccontextmanager
-async def _desks(args: argparse.Namespace, topic: str | None) -> AsyncIterator[list[Desk]]:
+async def _desks(
+    args: argparse.Namespace, topic: str | None, *, reading: bool = True
+) -> AsyncIterator[list[Desk]]:
     """A desk for each topic that has dead letters and is asked for."""
-    store = FileStore(bus_path(bus_url(args)), create=False, allow_network=args.allow_network)
+    kind = _Reading if reading else FileStore
+    store = kind(bus_path(bus_url(args)), create=False, allow_network=args.allow_network)
     try:
         topics = await store.topics()
         wanted = None if topic is None else check_pattern(topic.removesuffix(DEAD_SUFFIX))
@@ -156,7 +171,7 @@ def run_redrive(args: argparse.Namespace) -> int:
             options["rate"] = args.rate
         done: set[int] = set()
         refused = 0
-        async with _desks(args, args.topic) as desks:
+        async with _desks(args, args.topic, reading=args.dry_run) as desks:
             for desk in desks:
                 async for outcome in desk.redrive(
                     group=args.group,
@@ -182,7 +197,7 @@ def run_drop(args: argparse.Namespace) -> int:
     async def run() -> int:
         out = Output(args)
         done: set[int] = set()
-        async with _desks(args, args.topic) as desks:
+        async with _desks(args, args.topic, reading=args.dry_run) as desks:
             which = " ".join(map(str, args.letters)) or "all open letters"
             which += f" of {args.topic}"
             which += f" that {args.group} gave up" if args.group is not None else ""

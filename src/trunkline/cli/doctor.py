@@ -150,7 +150,7 @@ def _storage(folder: Folder) -> Iterator[Diagnosis]:
     if mode:
         yield Diagnosis("note", folder.path, "other users may enter it", f"chmod 700 {folder.path}")
     for place in (".", "wal", "dlq", "offsets"):
-        for name in os.listdir(os.path.join(folder.path, place)):
+        for name in folder.names(place):
             if name.endswith(".tmp"):
                 yield Diagnosis(
                     "note",
@@ -267,12 +267,12 @@ def _groups(folder: Folder, lag: int) -> Iterator[Diagnosis]:
         seek = f"trunkline group seek {key.topic} {key.group} --to"
         try:
             row = group_row(folder, key)
-            ahead = folder.step(key, lambda group: group.last_settled)
+            ahead = folder.look(key, lambda group: group.last_settled)
         except Corrupt as error:
             yield Diagnosis("error", place, error.message, f"{seek} N")
             continue
-        except OSError as error:  # it is locked to be read, and so only by who may write
-            yield Diagnosis("note", place, f"not looked at: {error.strerror}", "be its owner")
+        except StorageError as error:
+            yield Diagnosis("note", place, f"not looked at: {error.message}", error.hint)
             continue
         if ahead >= folder.bounds(key.topic, key.partition).next:
             problem = f"it has settled offset {ahead}, which the log does not reach"
@@ -297,8 +297,8 @@ def _letters(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagno
             remedy = f"trunkline group seek {name} {DESK} --to start"
             yield Diagnosis("error", name, error.message, remedy)
             continue
-        except OSError as error:
-            yield Diagnosis("note", name, f"not looked at: {error.strerror}", "be its owner")
+        except StorageError as error:
+            yield Diagnosis("note", name, f"not looked at: {error.message}", error.hint)
             continue
         if count:
             topic = name.removesuffix(DEAD_SUFFIX)
@@ -311,7 +311,7 @@ def _letters(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagno
 
 
 def _members(folder: Folder) -> Iterator[Diagnosis]:
-    names = os.listdir(os.path.join(folder.path, "members"))
+    names = folder.names("members")
     gone = [name for name in names if not folder.is_alive(name)]
     if gone:
         yield Diagnosis(

@@ -15,7 +15,7 @@ from typing import Any
 from trunkline.cli import ERROR, OK, Commands, leaf
 from trunkline.cli.places import bus_path, bus_url, duration, open_folder, pick_topics
 from trunkline.cli.render import Output, Progress, progress
-from trunkline.errors import Corrupt, TrunklineError
+from trunkline.errors import Corrupt, StorageError, TrunklineError
 from trunkline.log import atomic, upkeep
 from trunkline.log.folder import Folder
 from trunkline.log.upkeep import Finding
@@ -88,9 +88,9 @@ def verify_topics(
             except Corrupt as error:
                 path = os.path.relpath(error.path, folder.path)
                 yield Finding(path, error.position, error.message)
-            except OSError as error:  # it is locked to be read, and so only by who may write
+            except StorageError as error:
                 place = f"{key.topic}/{key.partition} {key.group}"
-                yield Finding(place, 0, f"not looked at: {error.strerror}", severe=False)
+                yield Finding(place, 0, f"not looked at: {error.message}", severe=False)
 
 
 def _verify_partition(folder: Folder, topic: str, partition: int) -> list[Finding]:

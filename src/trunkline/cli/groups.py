@@ -71,7 +71,7 @@ def group_row(folder: Folder, key: GroupKey) -> dict[str, Any]:
             "members": len(group.holders()),
         }
 
-    return folder.step(key, look)
+    return folder.look(key, look)
 
 
 def _gone(group: Group, first: int) -> int:
@@ -128,7 +128,7 @@ def run_info(args: argparse.Namespace) -> int:
         rows = []
         for key in keys:
             row = group_row(folder, key)
-            rows.append(row | folder.step(key, lambda group: _inside(folder, group)))
+            rows.append(row | folder.look(key, lambda group: _inside(folder, group)))
     if out.json:
         out.table(rows, ())
         return OK
@@ -207,12 +207,11 @@ def _move(folder: Folder, key: GroupKey, floor: int, out: Output, *, dry_run: bo
 
     def move(group: Group) -> int:
         before = group.floor
-        if not dry_run:
-            group.seek(floor)
+        group.seek(floor)
         return before
 
     try:
-        return folder.step(key, move)
+        return (folder.look if dry_run else folder.step)(key, move)
     except Corrupt as error:
         out.note(str(error.message))
         if not dry_run:

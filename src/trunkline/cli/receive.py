@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import heapq
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from trunkline.cli.render import Output, record_writer
 from trunkline.clock import SystemClock
 from trunkline.errors import InvalidOption, NotFound
 from trunkline.event import Record
+from trunkline.group import Group
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.log.reader import PartitionReader
 from trunkline.options import Flow
@@ -239,11 +241,20 @@ def _peek(args: argparse.Namespace, span: Span | None, write: Write) -> int:
                 elif span is not None:
                     reached[topic, partition] = _start(folder, (topic, partition), span)
 
+        looked: dict[GroupKey, tuple[float, Group]] = {}
+
+        def is_settled(record: Record) -> bool:
+            key = GroupKey(record.topic, record.partition, args.group)
+            at, group = looked.get(key, (-math.inf, Group()))
+            if time.monotonic() - at > folder.options.poll_s:
+                group = folder.look(key, lambda group: group)
+                looked[key] = (time.monotonic(), group)
+            return group.is_settled(record.offset)
+
         def open_records() -> Iterator[Record]:
             yield from again
             for record in _follow(folder, args, reached, args.wait):
-                key = GroupKey(record.topic, record.partition, args.group)
-                if not (folder.has_group(key) and folder.group(key).is_settled(record.offset)):
+                if not is_settled(record):
                     yield record
 
         _show(args, filter(wanted, open_records()), write)

@@ -16,6 +16,7 @@ import time
 from trunkline.errors import LockTimeout, StorageError, StorageFull
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _BASE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in a file's place must not hang us
 _fdatasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
@@ -121,13 +122,18 @@ def storage_error(error: OSError, path: str) -> StorageError:
             path=path,
             hint="free some space; publishing then goes on by itself",
         )
-    return StorageError(f"{os.path.basename(path)}: {error.strerror}", path=path, errno=error.errno)
+    said = f"{os.path.basename(path)}: {error.strerror}"
+    hint = f"see who may: ls -l {path}" if error.errno == errno.EACCES else ""
+    return StorageError(said, path=path, errno=error.errno, hint=hint)
 
 
-def lock(fd: int, timeout_s: float, path: str) -> None:
-    """Take the exclusive lock of an open file. The kernel gives it back when the process ends."""
+def lock(fd: int, timeout_s: float, path: str, *, shared: bool = False) -> None:
+    """Take the lock of an open file, alone or with others who share it. The kernel gives it back
+    when the process ends.
+    """
+    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind)
         return
     except BlockingIOError:
         pass
@@ -137,7 +143,7 @@ def lock(fd: int, timeout_s: float, path: str) -> None:
         if timeout_s:
             time.sleep(pause)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind)
             return
         except BlockingIOError:
             if time.monotonic() >= deadline:
@@ -174,6 +180,8 @@ def is_locked(path: str) -> bool:
         fd = os.open(path, os.O_RDONLY | _BASE)
     except FileNotFoundError:
         return False
+    except PermissionError:  # another user's: nobody can tell from here
+        return True
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -34,7 +34,7 @@ from trunkline.errors import (
 )
 from trunkline.event import Event, Record, new_id
 from trunkline.group import Group
-from trunkline.log import atomic, layout
+from trunkline.log import atomic, layout, reserve
 from trunkline.log.head import FORMAT, Head
 from trunkline.log.inotify import Change
 from trunkline.log.journal import GroupFile, group_of
@@ -117,14 +117,14 @@ class Folder:
                 path=self.path,
                 hint="use a local disk, or allow_network=True if one process uses it at a time",
             )
-        for name in ("wal", "offsets", "dlq", "members"):
-            atomic.make_dir(os.path.join(self.path, name))
-        with self._locked():
-            if not os.path.exists(marker):
-                fresh = {"format": FORMAT, "id": new_id(), "created": self.clock.now().isoformat()}
-                atomic.replace_file(marker, msgspec.json.encode(fresh) + b"\n")
         try:
-            with open(marker, "rb") as file:
+            self._make(marker)
+        except OSError as error:
+            if self.options.create or error.errno not in atomic.READ_ONLY:
+                raise  # else what is there can be read
+        try:
+            about = _About()
+            with contextlib.suppress(FileNotFoundError), open(marker, "rb") as file:
                 about = msgspec.json.decode(file.read(), type=_About)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Corrupt(
@@ -141,7 +141,24 @@ class Folder:
             )
         self.id = about.id
         if self.options.reserve_bytes:
-            self._fill_reserve()
+            reserve.fill(self.path, self.options.reserve_bytes)
+
+    def _make(self, marker: str) -> None:
+        for name in ("wal", "offsets", "dlq", "members"):
+            atomic.make_dir(os.path.join(self.path, name))
+        if not os.path.exists(marker):
+            with self._locked():
+                if not os.path.exists(marker):
+                    fresh = {"format": FORMAT, "id": new_id()}
+                    fresh["created"] = self.clock.now().isoformat()
+                    atomic.replace_file(marker, msgspec.json.encode(fresh) + b"\n")
+
+    def names(self, place: str) -> list[str]:
+        """The files of a folder in it; none where one may only read, and it was never made."""
+        try:
+            return os.listdir(os.path.join(self.path, place))
+        except FileNotFoundError:
+            return []
 
     # -- topics --------------------------------------------------------------------------------
 
@@ -153,7 +170,7 @@ class Folder:
         for folder in ("wal", "dlq"):
             in_dlq = folder == "dlq"
             stems: set[str] = set()
-            for name in os.listdir(os.path.join(self.path, folder)):
+            for name in self.names(folder):
                 if name.endswith(".head"):
                     stems.add(name.removesuffix(".head"))
                 elif segment := layout.parse_segment(name.removesuffix(".corrupt"), in_dlq):
@@ -276,7 +293,7 @@ class Folder:
     ) -> Placed:
         """Write one batch; see ``PartitionWriter.append``."""
         options = self.topic(topic)
-        if self.is_full and not self._fill_reserve():
+        if self.is_full and not reserve.fill(self.path, self.options.reserve_bytes):
             raise StorageFull(
                 "no room to write: the reserve cannot be filled again",
                 path=self.path,
@@ -398,13 +415,29 @@ class Folder:
             file.epoch = head.epoch
         file.is_adopted = True
 
+    def look(self, key: GroupKey, action: Callable[[Group], T]) -> T:
+        """Run ``action`` on a group as it is now, and leave no trace: one may look where one may
+        not write, and what the action changes is forgotten. From any thread.
+        """
+        self._check()
+        timeout_s = self.options.lock_timeout_s
+        file = GroupFile(self.path, key, self.clock, timeout_s, read_only=True)
+        reader = self.fresh_reader(key.topic, key.partition)
+        try:
+            head = reader.head()
+            file.adopt(head.epoch, head.reused, timeout_s)
+            return file.step(action, timeout_s, before=self._free_the_dead)
+        finally:
+            reader.close()
+            file.close()
+
     def group(self, key: GroupKey) -> Group:
         """The group as it is now; ``NotFound`` if there is none."""
         if not self.has_group(key):
             raise NotFound(
                 f"there is no group {key.group} on {key.topic}/{key.partition}", group=key.group
             )
-        return self.step(key, lambda group: group)
+        return self.look(key, lambda group: group)
 
     def has_group(self, key: GroupKey) -> bool:
         return self._group(key).exists()
@@ -412,7 +445,7 @@ class Folder:
     def groups(self) -> list[GroupKey]:
         found: set[GroupKey] = set()
         place = os.path.join(self.path, "offsets")
-        names = set(os.listdir(place))
+        names = set(self.names("offsets"))
         for name in names:
             stem, _, kind = name.rpartition(".")
             if kind not in ("journal", "json") or (kind == "json" and f"{stem}.journal" in names):
@@ -428,18 +461,14 @@ class Folder:
         self._groups.pop(key, self._group(key)).remove()
 
     def floors(self, topic: str, partition: int, group: str = "") -> list[int]:
-        """Where each group of the partition stands, or that one if there is such a group. May be
-        asked from any thread.
+        """Where each group of the partition stands, or that one if there is such a group. From
+        any thread.
         """
-        floors = []
-        for key in self.groups():
-            if (key.topic, key.partition) == (topic, partition) and group in ("", key.group):
-                file = GroupFile(self.path, key, self.clock, self.options.lock_timeout_s)
-                try:
-                    floors.append(file.step(_done, self.options.lock_timeout_s))
-                finally:
-                    file.close()
-        return floors
+        return [
+            self.look(key, _done)
+            for key in self.groups()
+            if (key.topic, key.partition) == (topic, partition) and group in ("", key.group)
+        ]
 
     def _group(self, key: GroupKey) -> GroupFile:
         file = self._groups.get(key)
@@ -487,39 +516,12 @@ class Folder:
 
     # -- room ----------------------------------------------------------------------------------
 
-    def _fill_reserve(self) -> bool:
-        """Keep some room aside, so that acks and retention work on a full device. False if there is
-        not enough.
-        """
-        path = os.path.join(self.path, "reserve")
-        try:
-            fd = atomic.open_file(path, os.O_WRONLY | os.O_CREAT)
-        except OSError:
-            return False
-        try:
-            if os.fstat(fd).st_size < self.options.reserve_bytes:
-                os.posix_fallocate(fd, 0, self.options.reserve_bytes)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(fd, 0)
-            return False
-        finally:
-            os.close(fd)
-        return True
-
     def make_room(self) -> bool:
         """Give up the reserve, for what must be written on a full device; False if it is used up.
         Publishing waits until it is there again.
         """
         self.is_full = True
-        path = os.path.join(self.path, "reserve")
-        try:
-            if os.stat(path).st_size == 0:
-                return False
-            os.truncate(path, 0)
-        except OSError:
-            return False
-        return True
+        return reserve.spend(self.path)
 
     # -- life ----------------------------------------------------------------------------------
 

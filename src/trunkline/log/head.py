@@ -97,7 +97,7 @@ class HeadFile:
         try:
             return atomic.open_file(self.path, os.O_RDWR)
         except OSError as error:
-            if may_write or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if may_write or error.errno not in atomic.READ_ONLY:
                 raise
             return atomic.open_file(self.path, os.O_RDONLY)
 

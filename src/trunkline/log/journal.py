@@ -12,9 +12,10 @@ not fit behind the last such mark is what a power cut left, and is cut off; befo
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -50,12 +51,21 @@ class Snapshot(Saved, frozen=True, kw_only=True):
 
 
 class GroupFile:
-    """One group of one partition. ``step`` is all there is to it."""
+    """One group of one partition. ``step`` is all there is to it. With ``read_only`` the files are
+    left as they are, and so a step that changes something is forgotten.
+    """
 
     def __init__(
-        self, root: str, key: tuple[str, int, str], clock: Clock, timeout_s: float
+        self,
+        root: str,
+        key: tuple[str, int, str],
+        clock: Clock,
+        timeout_s: float,
+        *,
+        read_only: bool = False,
     ) -> None:
         self.topic, self.partition, self.name = key
+        self._read_only = read_only
         self._clock = clock
         self._timeout_s = timeout_s
         self._stem = os.path.join(root, layout.group_stem(*key))
@@ -106,63 +116,56 @@ class GroupFile:
         If the change cannot be written the group is read anew, so that memory never runs ahead of
         the files. ``make_room`` is asked once when the device is full.
         """
-        self._lock(timeout_s)
-        try:
-            self._catch_up()
-            group = self.group
-            group.ops.clear()
-            if before is not None:
-                before(group)
-            result = action(group)
-            if group.ops:
-                self._append(group.ops, make_room)
-            return result
-        except BaseException:
-            if self.group.ops:
-                self._forget()
-            raise
-        finally:
-            atomic.unlock(self._lock_fd)
+        with self.locked(timeout_s):
+            try:
+                self._catch_up()
+                group = self.group
+                group.ops.clear()
+                if before is not None:
+                    before(group)
+                result = action(group)
+                if group.ops:
+                    if self._read_only:
+                        self._forget()
+                    else:
+                        self._append(group.ops, make_room)
+                return result
+            except BaseException:
+                if self.group.ops:
+                    self._forget()
+                raise
 
     def save(self, segment: int) -> None:
         """Write the snapshot; a crash then replays less."""
         if not self.group.created or self._snapshot_at == (self._generation, self._position):
             return
-        self._lock()
-        try:
+        with self.locked():
             self._catch_up()
             with contextlib.suppress(StorageError):  # then the snapshot alone holds it all
                 self.sync()
             self._segment = segment
             self._write_snapshot()
-        finally:
-            atomic.unlock(self._lock_fd)
 
     def renew(self, segment: int) -> None:
         """Begin a new journal behind a snapshot of everything so far."""
-        self._lock()
-        try:
+        with self.locked():
             self._catch_up()
             self._segment = segment
             self._begin_next()
-        finally:
-            atomic.unlock(self._lock_fd)
 
     def adopt(self, epoch: int, reused: int, timeout_s: float) -> None:
         """Take notice of an epoch of the log: from ``reused`` on its offsets are other records now,
         so what the group knows of them is void.
         """
-        self._lock(timeout_s)
-        try:
+        with self.locked(timeout_s):
             self._catch_up()
             if self.epoch >= epoch:
                 return
             if self.epoch and self.group.last_settled >= reused:
                 self.group.apply(Sought(min(self.group.floor, reused - 1)))
             self.epoch = epoch
-            self._begin_next()
-        finally:
-            atomic.unlock(self._lock_fd)
+            if not self._read_only:
+                self._begin_next()
 
     def sync(self) -> None:
         """Make durable what was noted. After a failure this journal is not synced again: the next
@@ -183,13 +186,13 @@ class GroupFile:
             self._synced = position
 
     def remove(self) -> None:
-        self._lock()
-        try:
-            names = (".json", ".json.bak", ".journal", ".lock")
-            atomic.remove_files([self._stem + name for name in names])
-        finally:
-            self._forget()
-            self.close()
+        with self.locked():
+            try:
+                names = (".json", ".json.bak", ".journal", ".lock")
+                atomic.remove_files([self._stem + name for name in names])
+            finally:
+                self._forget()
+                self.close()
 
     def close(self) -> None:
         self._swap(-1)
@@ -212,13 +215,28 @@ class GroupFile:
             self._synced = self._marked = 0
             self.dirty = False
 
-    def _lock(self, timeout_s: float | None = None) -> None:
+    @contextlib.contextmanager
+    def locked(self, timeout_s: float | None = None) -> Iterator[None]:
+        """No member takes a step meanwhile."""
+        self._lock(self._timeout_s if timeout_s is None else timeout_s)
+        try:
+            yield
+        finally:
+            if self._lock_fd >= 0:
+                atomic.unlock(self._lock_fd)
+
+    def _lock(self, timeout_s: float) -> None:
         path = self._stem + ".lock"
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        flags = os.O_RDONLY if self._read_only else os.O_RDWR | os.O_CREAT
         while True:
             if self._lock_fd < 0:
-                self._lock_fd = atomic.open_file(path, os.O_RDWR | os.O_CREAT)
-            atomic.lock(self._lock_fd, timeout_s, path)
+                try:
+                    self._lock_fd = atomic.open_file(path, flags)
+                except OSError as error:
+                    if self._read_only and error.errno == errno.ENOENT:
+                        return  # who takes a step makes it, so there was none yet
+                    raise atomic.storage_error(error, path) from error
+            atomic.lock(self._lock_fd, timeout_s, path, shared=self._read_only)
             if os.fstat(self._lock_fd).st_nlink:
                 return
             os.close(self._lock_fd)  # the group was removed while we waited
@@ -245,8 +263,10 @@ class GroupFile:
         if self._fd < 0:
             try:
                 self._load(path)
-            except BaseException:
+            except BaseException as error:
                 self._forget()
+                if isinstance(error, OSError):
+                    raise atomic.storage_error(error, path) from error
                 raise
         self._read_journal()
 
@@ -257,7 +277,8 @@ class GroupFile:
             self.epoch, self._segment = snapshot.epoch, snapshot.segment
         base = (snapshot.generation, snapshot.position) if snapshot else (0, 0)
         try:
-            self._swap(atomic.open_file(path, os.O_RDWR | os.O_APPEND))
+            flags = os.O_RDONLY if self._read_only else os.O_RDWR | os.O_APPEND
+            self._swap(atomic.open_file(path, flags))
         except FileNotFoundError:
             self._begin_journal(base[0] + 1, base[1])
             return
@@ -277,7 +298,8 @@ class GroupFile:
         if self.group.anchor is None or self.group.anchor.boot != self._clock.boot:
             anchor = self._now()
             self.group.apply(anchor)
-            self._append([anchor], None)
+            if not self._read_only:
+                self._append([anchor], None)
 
     def _now(self) -> Anchored:
         """Under which boot the times that follow are meant."""
@@ -304,7 +326,7 @@ class GroupFile:
         return 0, 0, 0, None
 
     def _read_journal(self) -> None:
-        size = os.fstat(self._fd).st_size
+        size = os.fstat(self._fd).st_size if self._fd >= 0 else 0
         if size <= self._position:
             return
         data = os.pread(self._fd, size - self._position, self._position)
@@ -323,7 +345,7 @@ class GroupFile:
             else:
                 self.group.apply(_decode_op(line))
             self._position += len(line) + 1
-        if rest:
+        if rest and not self._read_only:
             os.ftruncate(self._fd, self._position)  # torn, and never durable
 
     def _read_snapshot(self) -> Snapshot | None:
@@ -392,6 +414,9 @@ class GroupFile:
         path = self._stem + ".journal"
         anchor = self._now()
         self.group.apply(anchor)
+        if self._read_only:
+            self._swap(-1)
+            return
         header: dict[str, Any] = {"format": FORMAT, "generation": generation, "after": after}
         header |= {"topic": self.topic, "partition": self.partition, "group": self.name}
         header |= {"epoch": self.epoch, "anchor": anchor}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
+import msgspec
 import pytest
 
 from trunkline import errors
@@ -92,3 +95,44 @@ def test_a_signal_travels_between_processes_whole(signal: HandlerSignal) -> None
     assert type(again) is type(signal)
     assert str(again) == str(signal)
     assert vars(again) == vars(signal)
+
+
+class Inner(msgspec.Struct, kw_only=True):
+    kind: Literal["a", "b"] = "a"
+    count: Annotated[int, msgspec.Meta(ge=0)] = 0
+    at: datetime | None = None
+
+
+class Outer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    inner: Inner | None = None
+    items: list[int] = []
+    names: dict[str, str] = {}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ('{"name":5}', "name must be text, not 5"),
+        ('{"name":["x"]}', "name must be text, not a list"),
+        ("{}", "name is missing"),
+        ('{"name":"a","more":1}', "there is no field more"),
+        ('{"name":"a","inner":{"kind":"z"}}', "inner.kind cannot be 'z'"),
+        ('{"name":"a","inner":{"count":-1}}', "inner.count must be a whole number >= 0, not -1"),
+        ('{"name":"a","items":[1,"x"]}', 'items[1] must be a whole number, not "x"'),
+        ('{"name":"a","names":{"k":1}}', "a value in names must be text, not a whole number"),
+        (
+            '{"name":"a","inner":{"at":"now"}}',
+            'inner.at must be a time like 2026-05-04T12:00:00Z, not "now"',
+        ),
+        ('{"name":', "it ends in the middle"),
+        ("[" * 5000, "it is nested too deep"),
+        ('{"name":nope}', "it is not JSON: invalid character at byte 12, in '{\"name\":nope}'"),
+    ],
+)
+def test_what_a_decoder_said_becomes_a_sentence_with_the_field_and_the_value(
+    data: str, said: str
+) -> None:
+    with pytest.raises((msgspec.DecodeError, RecursionError)) as caught:
+        msgspec.json.decode(data, type=Any if data[0] == "[" else Outer)
+    assert errors.reason(caught.value, data.encode()) == said

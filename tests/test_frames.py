@@ -76,6 +76,11 @@ class TestReading:
         ):
             assert one(text).corr == corr
 
+    def test_a_bad_frame_is_told_by_its_field_and_value(self) -> None:
+        (bad,) = frames.read_asked(b'{"type":"SUBSCRIBE","topic":"t","group":5,"corr":7}')
+        assert isinstance(bad, frames.Bad)
+        assert (str(bad.error), bad.corr) == ("not a frame: group must be text, not 5", 7)
+
     def test_one_bad_frame_of_an_array_is_bad_alone(self) -> None:
         found = read_asked(b'[{"type":"PING"},{"type":"NO"},{"type":"PING","corr":2}]')
         assert [type(frame).__name__ for frame in found] == ["Ping", "Bad", "Ping"]

@@ -32,6 +32,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
+
 
 class TrunklineError(Exception):
     """Something failed in Trunkline."""
@@ -176,11 +178,16 @@ _KINDS = {
 _PLACE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _NAMED = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
 _WANTED = re.compile(r"Expected `([^`]*)`(?:, got `(.*)`| (.*))?", re.DOTALL)
+_FORMAT = re.compile(r"Invalid (RFC3339|UUID|base64)")
+_FORMATS = {"RFC3339": "a time like 2026-05-04T12:00:00Z", "UUID": "a UUID", "base64": "base64"}
+_BYTE = re.compile(r" \(byte (\d+)\)")
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+_SHOWN = 40
 
 
-def reason(error: Exception) -> str:
-    """What is wrong with a value from outside, from what its decoder said: the field, and what it
-    must be.
+def reason(error: Exception, source: Any = None) -> str:
+    """What is wrong with a value from outside, from what its decoder said: the field, what it must
+    be and, if ``source`` is what was decoded, what it is.
     """
     if isinstance(error, UnicodeError):
         return "it is not UTF-8"
@@ -188,17 +195,44 @@ def reason(error: Exception) -> str:
         return "it is nested too deep"
     placed = _PLACE.fullmatch(str(error))
     text, place = placed.groups() if placed else (str(error), None)
+    field = place or "it"
+    if field.endswith("[...]"):
+        field = f"a value in {field[:-5] or 'it'}"
+    shown = _shown(place or "", source)
     if named := _NAMED.fullmatch(text):
         name = f"{place}.{named[2]}" if place else named[2]
         return f"{name} is missing" if named[1][0] == "m" else f"there is no field {name}"
     if wanted := _WANTED.fullmatch(text):
         kinds = " or ".join(_KINDS.get(kind, kind) for kind in wanted[1].split(" | "))
-        found = f", not {_KINDS.get(wanted[2], wanted[2])}" if wanted[2] else ""
+        found = shown or _KINDS.get(wanted[2], wanted[2])
         bound = f" {wanted[3]}" if wanted[3] else ""
-        return f"{place or 'it'} must be {kinds}{bound}{found}"
-    if text.startswith("Invalid enum value "):
-        return f"{place or 'it'} cannot be {text.removeprefix('Invalid enum value ')}"
+        return f"{field} must be {kinds}{bound}" + (f", not {found}" if found else "")
+    if wanted := _FORMAT.match(text):
+        return f"{field} must be {_FORMATS[wanted[1]]}" + (f", not {shown}" if shown else "")
+    if text.startswith(("Invalid enum value ", "Invalid value ")):
+        return f"{field} cannot be {text.partition('value ')[2]}"
     if text == "Input data was truncated":
         return "it ends in the middle"
+    if text == "Number out of range":
+        return "it holds a number that is out of range"
+    if isinstance(source, bytes | memoryview) and (at := _BYTE.search(text)):
+        low = max(0, int(at[1]) - _SHOWN // 2)
+        near = bytes(source[low : low + _SHOWN]).decode(errors="replace")
+        text = text.replace(at[0], f" at byte {at[1]}, in {near!r}")
     text = text.replace("JSON is malformed", "it is not JSON")
     return f"{place}: {text}" if place else text
+
+
+def _shown(place: str, source: Any) -> str:
+    """The value at a place in what was decoded, if it is found and short."""
+    if source is None:
+        return ""
+    try:
+        if isinstance(source, bytes | memoryview):
+            source = msgspec.json.decode(source)
+        for name, index in _STEP.findall(place):
+            source = source[int(index) if index else name]
+        text = msgspec.json.encode(source).decode()
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return ""
+    return text if text[0] not in "[{" and len(text) <= _SHOWN else ""

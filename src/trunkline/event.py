@@ -19,7 +19,7 @@ from uuid import UUID
 
 import msgspec
 
-from trunkline.errors import InvalidEvent
+from trunkline.errors import InvalidEvent, reason
 from trunkline.options import Limits
 from trunkline.topics import check_space, check_topic
 
@@ -260,5 +260,7 @@ def decode_payload(text: bytes | str) -> Any:
     """Parse JSON from outside; ``InvalidEvent`` for anything that is not JSON."""
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise InvalidEvent(f"not JSON: {error}", field="payload") from error
+    except (ValueError, RecursionError, OverflowError) as error:
+        raw = text.encode(errors="replace") if isinstance(text, str) else text
+        why = reason(error, raw).removeprefix("it is not JSON: ")
+        raise InvalidEvent(f"the payload is not JSON: {why}", field="payload") from error

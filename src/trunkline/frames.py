@@ -20,8 +20,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from trunkline import errors
-from trunkline.errors import InvalidEvent, InvalidOption, ProtocolError, TrunklineError
-from trunkline.event import Event, Receipt, Record, new_id
+from trunkline.errors import InvalidEvent, InvalidOption, ProtocolError, TrunklineError, reason
+from trunkline.event import Event, Receipt, Record, decode_payload, new_id
 
 Corr = str | int
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -299,11 +299,11 @@ def _bad(data: bytes | memoryview, error: Exception) -> Bad:
     try:
         stub = _stub.decode(data)
     except _BROKEN:
-        return Bad(ProtocolError(f"not a frame: {error or 'nested too deep'}", code="bad_frame"))
+        return Bad(ProtocolError(f"not a frame: {reason(error, data)}", code="bad_frame"))
     corr = stub.corr if isinstance(stub.corr, str | int) else None
     known = isinstance(stub.type, str) and stub.type in TYPES
     code = "bad_frame" if known or stub.type is None else "unknown_type"
-    return Bad(ProtocolError(f"not a frame: {error}", code=code), corr)
+    return Bad(ProtocolError(f"not a frame: {reason(error, data)}", code=code), corr)
 
 
 TYPES: Final = frozenset(
@@ -356,10 +356,7 @@ def event_of(frame: Publish, now: datetime) -> Event:
     if frame.payload_sha256 is not None:
         check_digest(raw, frame.payload_sha256)
         headers = {**(headers or {}), DIGEST: frame.payload_sha256.lower()}
-    try:
-        payload = None if raw == b"null" else msgspec.json.decode(raw)
-    except _BROKEN as error:
-        raise InvalidEvent(f"the payload is no JSON: {error}", field="payload") from error
+    payload = None if raw == b"null" else decode_payload(raw)
     if not headers:
         return Event(topic=frame.topic, key=frame.key, payload=payload, ts=now)
     fields, rest = fields_of(headers)

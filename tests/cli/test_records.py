@@ -103,7 +103,7 @@ def test_a_line_that_is_no_json_ends_it_and_tells_what_was_published(run: Run) -
     done = run("pub", "orders", stdin='1\n2\n{"x\n4\n')
 
     assert done.code == 4
-    assert "line 3: not JSON" in done.err
+    assert "line 3: the payload is not JSON" in done.err
     assert "2 events before it were published (--text publishes plain text)" in done.err
     assert [row["payload"] for row in run("get", "orders", "1:").rows] == [1, 2]
 
@@ -326,9 +326,9 @@ def test_a_folder_is_read_by_jq_and_grep_as_the_command_reads_it(run: Run, home:
 def test_what_is_wrong_with_a_payload_is_told_in_words_of_ours(run: Run) -> None:
     said = {text: run("pub", "t", text).err for text in ("", "[1", '{"a":NaN}', "1 2")}
 
-    assert said[""] == "trunkline: not JSON: it ends in the middle (--text publishes plain text)\n"
-    assert said["[1"] == said[""]
-    assert "not JSON: invalid character (byte 5)" in said['{"a":NaN}']
+    ends = "trunkline: the payload is not JSON: it ends in the middle (--text publishes plain text)"
+    assert said["[1"] == said[""] == f"{ends}\n"
+    assert "is not JSON: invalid character at byte 5, in '{\"a\":NaN}'" in said['{"a":NaN}']
     assert "malformed" not in "".join(said.values())
 
 

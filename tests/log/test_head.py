@@ -36,8 +36,9 @@ def test_a_torn_head_is_none_or_the_new_one() -> None:
 
 
 def test_a_newer_format_is_refused() -> None:
-    with pytest.raises(UnsupportedFormat):
-        heads.decode(close_line(b'{"format":2,"next":7'))
+    with pytest.raises(UnsupportedFormat, match=r"^orders/3 has format 2, .*: see .*head ") as told:
+        heads.decode(close_line(b'{"format":2,"next":7'), "/bus/wal/orders~3.head")
+    assert told.value.path == "/bus/wal/orders~3.head"
 
 
 def test_what_one_stores_the_other_loads(tmp_path: Path) -> None:

@@ -136,9 +136,12 @@ def test_a_newer_format_is_refused_and_left_alone(
     newer = close_line(first[:-18].replace(b'"format":1', b'"format":2')) + rest
     path.write_bytes(newer)
     before = {p: p.read_bytes() for p in Path(root, "offsets").iterdir()}
+    said = rf"^g on t/0 has format 2, this version reads up to 1: see {path} "
     for _ in range(2):
-        with pytest.raises(UnsupportedFormat):
+        with pytest.raises(UnsupportedFormat, match=said):
             opener().group(KEY)
+        with pytest.raises(UnsupportedFormat, match=said):
+            opener().step(KEY, lambda group: group)
     assert {p: p.read_bytes() for p in Path(root, "offsets").iterdir()} == before
 
 

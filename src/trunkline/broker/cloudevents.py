@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Meta
 
-from trunkline.errors import InvalidEvent
+from trunkline.errors import InvalidEvent, reason
 from trunkline.event import Event, Record, decode_payload
 
 STRUCTURED: Final = "application/cloudevents+json"
@@ -164,7 +164,7 @@ def _headers(value: Any) -> dict[str, str]:
     try:
         return msgspec.json.decode(_text("busheaders", value), type=dict[str, str])
     except msgspec.DecodeError as error:
-        raise InvalidEvent(f"busheaders is a JSON object of text: {error}") from error
+        raise InvalidEvent(f"busheaders is a JSON object of text: {reason(error)}") from error
 
 
 def _text(name: str, value: Any) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from trunkline.buses.local import LocalBus
-from trunkline.errors import InvalidOption
+from trunkline.errors import InvalidOption, reason
 from trunkline.event import Event
 from trunkline.options import GroupOptions
 from trunkline.topics import is_pattern, matches
@@ -95,4 +95,4 @@ def config_of(values: dict[str, Any]) -> Config:
     try:
         return msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
-        raise InvalidOption(f"not a topic's configuration: {error}") from error
+        raise InvalidOption(f"not a topic's configuration: {reason(error, values)}") from error

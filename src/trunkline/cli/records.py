@@ -30,7 +30,7 @@ from trunkline.cli.places import (
 )
 from trunkline.cli.render import FORMAT_HELP, Output, record_writer, to_json
 from trunkline.clock import SystemClock
-from trunkline.errors import InvalidEvent, InvalidOption, NotFound, reason
+from trunkline.errors import InvalidEvent, InvalidOption, NotFound
 from trunkline.event import (
     BANDS,
     PRIORITIES,
@@ -195,10 +195,7 @@ def _json(line: bytes) -> Any:
     try:
         return decode_payload(line)
     except InvalidEvent as error:
-        cause = error.__cause__
-        why = reason(cause) if isinstance(cause, Exception) else error.message
-        why = why.removeprefix("it is ").removeprefix("not JSON: ")
-        raise InvalidEvent(f"not JSON: {why}", hint="--text publishes plain text") from None
+        raise InvalidEvent(error.message, hint="--text publishes plain text") from None
 
 
 def _text(line: bytes) -> str:

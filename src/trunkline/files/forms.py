@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trunkline.errors import InvalidEvent, InvalidName
+from trunkline.errors import InvalidEvent, InvalidName, reason
 from trunkline.event import Event, new_id
 from trunkline.files import event_file, ndjson
 from trunkline.topics import check_topic
@@ -187,7 +187,7 @@ def _convert(values: Json, headers: dict[str, str], payload: Any) -> Event:
     try:
         return msgspec.convert(values, Event)
     except msgspec.ValidationError as error:
-        raise InvalidEvent(f"not an event: {error}") from error
+        raise InvalidEvent(f"not an event: {reason(error, values)}") from error
 
 
 def topic_for(text: str) -> str:

@@ -13,7 +13,7 @@ import os
 import msgspec
 
 from trunkline.errors import UnsupportedFormat
-from trunkline.log import atomic
+from trunkline.log import atomic, layout
 from trunkline.log.line import Damaged, close_line, parse_object
 
 FORMAT = 1
@@ -51,7 +51,7 @@ def encode(head: Head) -> bytes:
     return close_line(line).ljust(_SIZE - 1) + b"\n"
 
 
-def decode(raw: bytes) -> Head | None:
+def decode(raw: bytes, path: str = "") -> Head | None:
     """None for an empty or damaged line: the log's own files then say where it ends."""
     text = raw.partition(b"\n")[0]
     if not text:
@@ -61,8 +61,12 @@ def decode(raw: bytes) -> Head | None:
     except (Damaged, msgspec.ValidationError, msgspec.DecodeError):
         return None
     if head.format > FORMAT:
+        folder, name = os.path.split(path)
+        topic, partition = layout.parse_stem(name.removesuffix(".head"), folder.endswith("dlq"))
         raise UnsupportedFormat(
-            f"the log has format {head.format}, this version reads up to {FORMAT}",
+            f"{topic}/{partition} has format {head.format}, this version reads up to {FORMAT}: "
+            f"see {path}",
+            path=path,
             hint="upgrade trunkline",
         )
     return head
@@ -118,10 +122,10 @@ class HeadFile:
         raw = os.pread(self.fd, _SIZE, 0)
         seen, head = self._seen
         if raw != seen or head is None:
-            head = decode(raw)
+            head = decode(raw, self.path)
             if head is None and raw:  # perhaps it was read while it was written
                 raw = os.pread(self.fd, _SIZE, 0)
-                head = decode(raw)
+                head = decode(raw, self.path)
             self._seen = (raw, head)
         return head
 

@@ -314,10 +314,7 @@ class GroupFile:
         if newline and is_intact(line):
             header = parse_object(line)
             if header.get("format", 0) > FORMAT:
-                raise UnsupportedFormat(
-                    f"the group has format {header['format']}, this version reads up to {FORMAT}",
-                    hint="upgrade trunkline",
-                )
+                raise self._unsupported(".journal", header["format"])
             self.epoch = max(self.epoch, header.get("epoch", 0))
             anchor = msgspec.convert(header["anchor"], Anchored)
             return header["generation"], header.get("after", 0), len(line) + 1, anchor
@@ -362,14 +359,20 @@ class GroupFile:
                 damaged = damaged or self._stem + ending
                 continue
             if found.get("format", 0) > FORMAT:
-                raise UnsupportedFormat(
-                    f"the group has format {found['format']}, this version reads up to {FORMAT}",
-                    hint="upgrade trunkline",
-                )
+                raise self._unsupported(ending, found["format"])
             return msgspec.convert(found, Snapshot)
         if damaged:
             raise self._corrupt(damaged, 0, "no intact snapshot is left")
         return None
+
+    def _unsupported(self, ending: str, number: int) -> UnsupportedFormat:
+        path = self._stem + ending
+        return UnsupportedFormat(
+            f"{self.name} on {self.topic}/{self.partition} has format {number}, this version reads "
+            f"up to {FORMAT}: see {path}",
+            path=path,
+            hint="upgrade trunkline",
+        )
 
     def _corrupt(self, path: str, position: int, why: str) -> Corrupt:
         return Corrupt(

@@ -20,6 +20,7 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import force_setattr
 
+from trunkline.errors import reason
 from trunkline.event import Event, Record
 
 _TAIL = len(b',"crc":"00000000"}')
@@ -90,7 +91,7 @@ def parse(line: bytes) -> Line:
     try:
         parsed = _decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Damaged(str(error)) from None
+        raise Damaged(reason(error)) from None
     if parsed.meta is not None:
         force_setattr(parsed.meta, "payload", parsed.payload)
     return parsed
@@ -103,7 +104,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
     try:
         value: dict[str, Any] = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Damaged(str(error)) from None
+        raise Damaged(reason(error)) from None
     return value
 
 

@@ -49,6 +49,8 @@ class Owner(Protocol):
 
     def put(self, data: bytes) -> None: ...
 
+    def flush(self) -> None: ...
+
     def forget(self, one: Held) -> None: ...
 
     def ended(self, subscriber: Subscriber, error: TrunklineError) -> None: ...
@@ -176,6 +178,7 @@ class Subscriber:
                     count = await self._room(len(self._unsent))
                     batch, self._unsent = self._unsent[:count], self._unsent[count:]
                     self._send(batch)
+                session.flush()
                 await asyncio.sleep(0)
         except TrunklineError as error:
             session.ended(self, error)

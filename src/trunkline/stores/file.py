@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _THREADS = 4
 _SYNC_WEIGHT = 0.1
+_TURNS = 4  # of the loop, from a commit to its records being on their way to subscribers
 _FALSE_RINGS = 20  # one in so many polls
 
 
@@ -262,16 +263,25 @@ class FileStore:
             self.bell.ring(None)
             return
         batch, lane.now = lane.now, _Batch()
+        self.bell.ring(lane.topic)
         if isinstance(outcome, BaseException):
             batch.fail(outcome)
         else:
             batch.settle(outcome)
         lane.room.set()
-        if lane.next.events:
-            self._loop.call_soon(self._begin, lane)  # those just served may join
+        self._go_on(lane, _TURNS if self._watching else 1)
+
+    def _go_on(self, lane: _Lane, turns: int) -> None:
+        """Commit what came meanwhile, after those just served had their turn: a sync holds up the
+        loop, and what was published before goes out before it.
+        """
+        assert self._loop is not None
+        if turns and (lane.next.events or self._watching):
+            self._loop.call_soon(self._go_on, lane, turns - 1)
+        elif lane.next.events:
+            self._begin(lane)
         else:
             lane.busy = False
-        self.bell.ring(lane.topic)
 
     # -- reading and groups --------------------------------------------------------------------
 

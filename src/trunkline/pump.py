@@ -274,6 +274,9 @@ class Pump:
             self._hand_out(lease, self._records.pop(lease.offset, None))
         if self._buried:
             await self._bury()
+        if self._more:
+            _, end = await self._store.bounds(self.key.topic, self.key.partition)
+            self._more = self._group.read_to < end or bool(self._group.strays())
         if self._told or self._written or (self._more and not self._has_enough()):
             return True
         return (self._more or len(self._back) > passed_over) and self._room() > 0

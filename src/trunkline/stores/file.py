@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any, TypeVar
 
 from trunkline.clock import Clock
@@ -35,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 _THREADS = 4
 _SYNC_WEIGHT = 0.1
-_TURNS = 4  # of the loop, from a commit to its records being on their way to subscribers
+_TURNS = 4  # of the loop, from a commit to its records being on their way to subscribers,
+_TURNS_S = 0.0005  # which takes about as long
 _FALSE_RINGS = 20  # one in so many polls
 
 
@@ -72,7 +74,7 @@ class _Batch:
 class _Lane:
     """One partition: the batch that publishers join now, and the one that is being written."""
 
-    __slots__ = ("busy", "limits", "next", "now", "partition", "room", "spread", "topic")
+    __slots__ = ("busy", "fresh", "limits", "next", "now", "partition", "room", "spread", "topic")
 
     def __init__(self, topic: str, partition: int, limits: Limits) -> None:
         self.topic = topic
@@ -80,6 +82,7 @@ class _Lane:
         self.limits = limits
         self.spread = False  # whether the topic has more partitions than this one
         self.busy = False
+        self.fresh = 0.0  # until when what was committed last may still be on its way
         self.room = asyncio.Event()
         self.next = _Batch()
         self.now = _Batch()
@@ -177,7 +180,7 @@ class FileStore:
         batch.counts.append(len(bodies))
         if not lane.busy:
             lane.busy = True
-            loop.call_soon(self._begin, lane)  # after every publisher that is about to run now
+            self._go_on(lane, _TURNS if monotonic() < lane.fresh else 1)
         return future
 
     def _start(self) -> asyncio.AbstractEventLoop:
@@ -269,19 +272,22 @@ class FileStore:
         else:
             batch.settle(outcome)
         lane.room.set()
-        self._go_on(lane, _TURNS if self._watching else 1)
-
-    def _go_on(self, lane: _Lane, turns: int) -> None:
-        """Commit what came meanwhile, after those just served had their turn: a sync holds up the
-        loop, and what was published before goes out before it.
-        """
-        assert self._loop is not None
-        if turns and (lane.next.events or self._watching):
-            self._loop.call_soon(self._go_on, lane, turns - 1)
-        elif lane.next.events:
-            self._begin(lane)
+        if self._watching:
+            lane.fresh = monotonic() + _TURNS_S
+        if lane.next.events:
+            self._go_on(lane, _TURNS if self._watching else 1)
         else:
             lane.busy = False
+
+    def _go_on(self, lane: _Lane, turns: int) -> None:
+        """Commit what waits after some turns of the loop, so that every publisher that is about to
+        run may join. A sync holds up the loop: what was committed before goes out before it.
+        """
+        assert self._loop is not None
+        if turns > 1:
+            self._loop.call_soon(self._go_on, lane, turns - 1)
+        else:
+            self._loop.call_soon(self._begin, lane)
 
     # -- reading and groups --------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from trunkline.spark.pipelines import all_pipelines
 
 from .demo import add_demo, begin_demo, demo_event
 from .logs import TOPIC, read_log
-from .victim import COPIES, REPLAY, SINK
+from .victim import COPIES, MERGED, REPLAY, SINK
 
 HITS = 3  # kills that one share of the log sees at most, so that many shares see some
 WHO = ("all", "java", "python")  # who is killed; if not all, the rest comes to its end by itself
@@ -260,7 +260,7 @@ def check_copies(trial: Trial, events: int) -> None:
     """What is a copy of the log, by the log itself."""
     made = [demo_event(n) for n in range(events)]
     names = trial.names.split(",")
-    if "lake" in names:
+    if "lake" in names or MERGED in names:
         topics = {event.topic for event in made}
         found = [json.loads(row) for row in trial.tables[f"table {EVENTS}"].elements()]
         ids = Counter(row["id"] for row in found if row["partition.topic"] in topics)
@@ -299,6 +299,6 @@ def test_two_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", [SINK, REPLAY, *all_pipelines()])
+@pytest.mark.parametrize("name", [SINK, REPLAY, MERGED, *all_pipelines()])
 def test_ten_kills_lose_and_repeat_nothing(tmp_path: Path, name: str) -> None:
     prove(tmp_path, name, events=100_000, kills=10)

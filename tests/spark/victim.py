@@ -7,12 +7,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
-from trunkline.spark import session
+from trunkline.spark import jobs, session
 from trunkline.spark.jobs import Runner, replay
 from trunkline.spark.lake import Lake
 from trunkline.spark.pipelines import find
+from trunkline.spark.tidy import tidy
 
 from .logs import START, TOPIC
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 SINK = "sink"  # a query from topic to topic, which is no pipeline
 REPLAY = "replay"  # the share's records once more, which is no pipeline either
+MERGED = "merged"  # the pipeline lake, which merges its files behind every batch
 COPIES = "copies"
 Work = Callable[[int, int], None]
 
@@ -41,6 +44,10 @@ def make_work(spark: SparkSession, name: str, root: str, place: str) -> Work:
         return copying(spark, root, place)
     if name == REPLAY:
         return replaying(spark, root)
+    if name == MERGED:
+        jobs._TIDY_EVERY = 1  # type: ignore[misc]
+        jobs.tidy = partial(tidy, many=2)  # type: ignore[attr-defined]
+        name = "lake"
     return running(spark, name, root, place)
 
 

@@ -47,6 +47,7 @@ _GROUPS: Final = (
 )
 _SEGMENTS: Final = "root string, topic string, partition int, segment bigint"
 _BATCH: Final = 250_000
+_COPIED: Final = 1_000_000  # rows of a batch that is only written: each makes files of its own
 _TASKS: Final = 64
 _TIDY_EVERY: Final = 50  # batches
 # Spark gives a worker ten seconds to start, which a busy machine may not keep; a query that failed
@@ -215,7 +216,7 @@ class Runner:
             "maxOffsetsPerTrigger": str(_BATCH),
         }
         if pipeline.into == EVENTS:  # retention can wait for it
-            options["groupId"] = LAKE_GROUP
+            options |= {"groupId": LAKE_GROUP, "maxOffsetsPerTrigger": str(_COPIED)}
         elif self.lake.has(EVENTS):  # what retention removed is there
             options |= {"tier": "auto", "lake": self.lake.path}
         reader = self.spark.readStream.format("trunkline").options(**options)

@@ -256,6 +256,8 @@ def test_size_is_bounded_to_the_byte() -> None:
         {"caps": "read"},
         {"caps": None},
         {"caps": (1,)},
+        {"caps": ("x" * 1025,)},
+        {"caps": ("\ud800",)},
         {"headers": None},
         {"headers": 0},
         {"headers": ""},

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trunkline.errors import Conflict
+from trunkline.errors import Conflict, InvalidOption
 from trunkline.group import Group, Item, Lease, Saved, backoff_s, load
 from trunkline.ops import AnyOp
 from trunkline.options import GroupOptions
@@ -273,3 +273,11 @@ def test_backoff_grows_to_its_bound_with_full_jitter() -> None:
     assert most == [0.5, 1.0, 2.0, 16.0, 30.0, 30.0, 30.0]
     assert backoff_s(options, 3, 0.25) == 0.5
     assert backoff_s(options, 3, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("policy", [{"max_retries": 1}, 5, None, "earliest"])
+def test_a_policy_of_another_type_is_refused(policy: Any) -> None:
+    group = Group()
+    with pytest.raises(InvalidOption, match="GroupOptions"):
+        group.define(policy, 0)
+    assert (group.created, group.ops) == (False, [])

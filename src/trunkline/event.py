@@ -165,10 +165,11 @@ def check_event(event: Event, limits: Limits) -> None:
         _check_time("not_before", event.not_before)
     if event.headers != {} or type(event.headers) is not dict:
         _check_headers(event.headers, limits)
-    if event.caps != () and not (
-        isinstance(event.caps, tuple | list) and all(isinstance(c, str) for c in event.caps)
-    ):
-        raise InvalidEvent("caps is a list of names", field="caps")
+    if event.caps != ():
+        if not isinstance(event.caps, tuple | list):
+            raise InvalidEvent("caps is a list of names", field="caps")
+        for cap in event.caps:
+            check_text("caps", cap, limits.text_bytes)
 
 
 def check_text(name: str, value: Any, bytes_max: int = 1024) -> None:

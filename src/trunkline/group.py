@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trunkline.errors import Conflict
+from trunkline.errors import Conflict, InvalidOption
 from trunkline.ops import (
     Anchored,
     AnyOp,
@@ -305,6 +305,8 @@ class Group:
 
     def define(self, options: GroupOptions, floor: int) -> None:
         """Create the group, or check that it has this policy."""
+        if not isinstance(options, GroupOptions):
+            raise InvalidOption(f"a policy is GroupOptions, not {options!r}", name="policy")
         if not self.created:
             self._do(Created(floor, options))
         elif options != self.options:

@@ -171,3 +171,16 @@ def test_a_damaged_group_is_told_and_seek_begins_it_anew(run: Run, home: Path) -
     assert run("sub", "t", "--group", "g", "--count", "1").rows[0]["offset"] == 4
     kept = sorted(path.name for path in (home / ".bus" / "quarantine").iterdir())
     assert kept == ["t__g.journal", "t__g.json"]
+
+
+def test_a_group_that_cannot_be_read_is_not_taken_for_none(run: Run, home: Path) -> None:
+    run("pub", "t", "1")
+    for group in ("a", "b"):
+        run("sub", "t", "--group", group, "--count", "1", "--wait", "5s")
+    for name in ("json", "json.bak", "journal"):
+        (home / f".bus/offsets/t__a.{name}").write_text("garbage\n")
+
+    one = run("group", "ls", "--group", "a")
+    assert (one.code, one.out) == (1, "")
+    assert "t__a.json is damaged" in one.err
+    assert [row["group"] for row in run("group", "ls", "--json").rows] == ["b"]

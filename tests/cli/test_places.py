@@ -88,6 +88,8 @@ def test_each_form_of_a_place_is_understood(text: str, span: Span) -> None:
         "@12:99",
         "@-1y",
         "@-9999999999w",
+        "\u0661",
+        "@\u0661777896000",
     ],
 )
 def test_what_is_no_place_is_refused(text: str) -> None:
@@ -117,7 +119,7 @@ def test_a_duration_has_units(text: str, seconds: float) -> None:
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1y", "1 h", "1e3", "nan"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1y", "1 h", "1e3", "nan", "\u0661"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="not a duration"):
         duration(text)

@@ -145,6 +145,32 @@ def test_a_newer_format_is_refused_and_left_alone(
     assert {p: p.read_bytes() for p in Path(root, "offsets").iterdir()} == before
 
 
+@pytest.mark.parametrize("line", [b'{"op":"renamed","to":"x"', b'{"op":"settled","offsets":5'])
+def test_what_only_a_newer_version_knows_is_refused_and_left_alone(
+    line: bytes, folder: Folder, root: str, opener: Opener
+) -> None:
+    folder.close()
+    with open(f"{root}/{JOURNAL}", "ab") as file:
+        file.write(close_line(line))
+    before = Path(root, JOURNAL).read_bytes()
+    with pytest.raises(UnsupportedFormat, match=r"t__g\.journal: .* \(a newer version"):
+        opener().group(KEY)
+    with pytest.raises(UnsupportedFormat, match=r"t__g\.journal: .* \(a newer version"):
+        opener().step(KEY, lambda group: group.seek(1))
+    assert Path(root, JOURNAL).read_bytes() == before
+
+
+def test_a_snapshot_with_an_option_of_a_newer_version_is_refused(
+    folder: Folder, root: str, opener: Opener
+) -> None:
+    folder.close()
+    path = Path(root, SNAPSHOT)
+    text = path.read_bytes().rstrip()[:-18].replace(b'"options":{', b'"options":{"x":1,')
+    path.write_bytes(close_line(text))
+    with pytest.raises(UnsupportedFormat, match=r"there is no field options\.x \(a newer version"):
+        opener().group(KEY)
+
+
 def test_damage_below_what_was_synced_is_an_error(
     folder: Folder, root: str, opener: Opener
 ) -> None:

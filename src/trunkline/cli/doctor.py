@@ -16,7 +16,7 @@ from trunkline.cli.groups import group_row
 from trunkline.cli.places import URL, at_least, bus_path, bus_url, open_folder
 from trunkline.cli.render import Output, progress, size
 from trunkline.dead import DESK
-from trunkline.errors import Corrupt, NoBus, StorageError, TrunklineError
+from trunkline.errors import Corrupt, NoBus, StorageError, TrunklineError, UnsupportedFormat
 from trunkline.log import atomic, upkeep
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.log.segment import Segment
@@ -224,7 +224,10 @@ def _partition(
     except FileNotFoundError:  # removed or replaced while we looked, so there was life in it
         return
     except (ValueError, TrunklineError) as error:
-        yield Diagnosis("error", f"{topic}/{partition}", str(error), "trunkline doctor --salvage")
+        remedy = "trunkline doctor --salvage"
+        if isinstance(error, UnsupportedFormat):
+            remedy = error.hint
+        yield Diagnosis("error", f"{topic}/{partition}", str(error), remedy)
 
 
 def _sum(segment: Segment, end: int) -> int:

@@ -13,7 +13,7 @@ import msgspec
 from trunkline.cli import ERROR, OK, Commands, branch, leaf
 from trunkline.cli.places import at_least, open_folder, parse_point, pick_topics
 from trunkline.cli.render import Output, cell, confirm
-from trunkline.errors import Corrupt, NotFound
+from trunkline.errors import Corrupt, NotFound, StorageError
 from trunkline.group import Group
 from trunkline.log import atomic, layout
 from trunkline.log.folder import Folder, GroupKey
@@ -96,12 +96,12 @@ def run_ls(args: argparse.Namespace) -> int:
                 continue
             try:
                 rows.append(group_row(folder, key))
-            except Corrupt as error:
+            except StorageError as error:
                 out.note(str(error))
                 code = ERROR
         if args.quiet and not args.json:
             print("\n".join(dict.fromkeys(row["group"] for row in rows)))
-        else:
+        elif rows or code == OK:
             out.table(rows, _COLUMNS, "there are no groups")
     return code
 

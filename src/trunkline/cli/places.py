@@ -27,9 +27,9 @@ from trunkline.topics import check_pattern, check_topic, is_dead, is_pattern, ma
 
 URL = "file:.bus"
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?")
-_POINT = re.compile(r"(start|end|earliest|latest)|([+-]?)(\d+)")
-_EPOCH = re.compile(r"\d{9,14}")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?", re.ASCII)
+_POINT = re.compile(r"(start|end|earliest|latest)|([+-]?)(\d+)", re.ASCII)
+_EPOCH = re.compile(r"\d{9,14}", re.ASCII)
 _MILLISECONDS_FROM = 100_000_000_000  # as seconds, that would be the year 5138
 _HINT = "start end +N -N N N: :N A:B @time @t1:t2"
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from trunkline.clock import Clock
-from trunkline.errors import Corrupt, StorageError, UnsupportedFormat
+from trunkline.errors import Corrupt, StorageError, UnsupportedFormat, reason
 from trunkline.group import Group, Saved, load
 from trunkline.log import atomic, layout
 from trunkline.log.head import FORMAT
@@ -260,15 +260,17 @@ class GroupFile:
                 same = False
             if not same:
                 self._forget()
-        if self._fd < 0:
-            try:
+        try:
+            if self._fd < 0:
                 self._load(path)
-            except BaseException as error:
-                self._forget()
-                if isinstance(error, OSError):
-                    raise atomic.storage_error(error, path) from error
-                raise
-        self._read_journal()
+            self._read_journal()
+        except BaseException as error:
+            self._forget()
+            if isinstance(error, OSError):
+                raise atomic.storage_error(error, path) from error
+            if isinstance(error, msgspec.ValidationError):
+                raise _strange(path, error) from error
+            raise
 
     def _load(self, path: str) -> None:
         snapshot = self._read_snapshot()
@@ -360,7 +362,10 @@ class GroupFile:
                 continue
             if found.get("format", 0) > FORMAT:
                 raise self._unsupported(ending, found["format"])
-            return msgspec.convert(found, Snapshot)
+            try:
+                return msgspec.convert(found, Snapshot)
+            except msgspec.ValidationError as error:
+                raise _strange(self._stem + ending, error) from error
         if damaged:
             raise self._corrupt(damaged, 0, "no intact snapshot is left")
         return None
@@ -453,6 +458,15 @@ class GroupFile:
             atomic.replace_file(path + ".bak", old)
         atomic.replace_file(path, close_line(_encode(snapshot)[:-1]))
         self._snapshot_at = (self._generation, self._position)
+
+
+def _strange(path: str, error: msgspec.ValidationError) -> UnsupportedFormat:
+    """What is intact and still means nothing here was not written by this version."""
+    return UnsupportedFormat(
+        f"offsets/{os.path.basename(path)}: {reason(error)}",
+        path=path,
+        hint="a newer version wrote it: upgrade trunkline",
+    )
 
 
 def _mark(line: bytes) -> int:

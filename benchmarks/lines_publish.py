@@ -2,14 +2,16 @@
 
 Fairness. Ours makes an event of a Python value, encodes, numbers and checksums it, and acknowledges
 after ``fdatasync``. The ceiling encodes events that already exist and does nothing but write and
-sync. The peers are handed ready bytes of the same size and so encode nothing. Both sides run on the
-same event loop implementation, in this process, through the call an application would make:
-``await bus.publish(...)`` beside ``await js.publish(...)``. A server has the second core for
-itself. nats-py can also publish without awaiting each acknowledgement; that has its own line.
+sync; the sketch adds the events and the tasks that wait for them. The peers are handed ready bytes
+of the same size and so encode nothing. Both sides run on the same event loop implementation, in
+this process, through the call an application would make: ``await bus.publish(...)`` beside
+``await js.publish(...)``. A server has the second core for itself. nats-py can also publish without
+awaiting each acknowledgement; that has its own line.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from itertools import cycle
 from pathlib import Path
@@ -63,6 +65,50 @@ class Ceiling:
         os.close(self._fd)
 
 
+class Sketch:
+    """Group commit and nothing else: tasks that wait, events, the encoder, one write and one sync
+    for all of them. No checks, no options, no receipts, no other process: what asyncio allows.
+    """
+
+    def __init__(self, folder: Path, publishers: int) -> None:
+        self._publishers = publishers
+        self._payloads = payloads()
+        self._limits = Limits()
+        self._waiting: list[tuple[bytes, asyncio.Future[int]]] = []
+        self._fd = os.open(folder / "sketch", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        self._size = 0
+        self._offset = 1
+
+    async def rate(self, seconds: float) -> float:
+        ready, publish = self._payloads, self._publish
+        return await publish_rate(
+            lambda number: publish(ready[number & 1023]), self._publishers, seconds
+        )
+
+    async def _publish(self, payload: object) -> int:
+        body = encode_event(Event(topic=TOPIC, payload=payload), self._limits)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[int] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._commit)
+        self._waiting.append((body, future))
+        return await future
+
+    def _commit(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        bodies = [body for body, _ in waiting]
+        data = b"".join(frame_batch(self._offset, bodies, self._size, 0))
+        os.write(self._fd, data)
+        os.fdatasync(self._fd)
+        for offset, (_, future) in enumerate(waiting, self._offset):
+            future.set_result(offset)
+        self._offset += len(waiting)
+        self._size += len(data)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
 class Ours:
     """A bus on a folder of its own, published to by a number of concurrent tasks."""
 
@@ -105,6 +151,24 @@ async def publish_64_ceiling(run: Run) -> Pair:
         pair = await alternate(run, Ours(bus, 64).rate, ceiling.rate)
     ceiling.close()
     return pair
+
+
+async def _against_sketch(run: Run, publishers: int) -> Pair:
+    sketch = Sketch(run.fresh(), publishers)
+    async with trunkline.connect(f"file:{run.fresh()}") as bus:
+        pair = await alternate(run, Ours(bus, publishers).rate, sketch.rate)
+    sketch.close()
+    return pair
+
+
+@line("publish-64-sketch", against="bare asyncio group commit", unit="events/s", goal=">= 0.7")
+async def publish_64_sketch(run: Run) -> Pair:
+    return await _against_sketch(run, 64)
+
+
+@line("publish-1024-sketch", against="bare asyncio group commit", unit="events/s", goal=">= 0.7")
+async def publish_1024_sketch(run: Run) -> Pair:
+    return await _against_sketch(run, 1024)
 
 
 @line("publish-64-nats-sync", against="JetStream, sync always", unit="events/s", goal=">= 20")

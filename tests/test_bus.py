@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+import trunkline
 from trunkline.bus import Bus, Delivery, Outcome, Subscription
 from trunkline.buses.local import LocalBus
 from trunkline.buses.stream import LocalSubscription
+from trunkline.errors import InvalidOption
 from trunkline.event import Event, Record
 from trunkline.group import Lease
 from trunkline.stores.memory import MemoryStore
@@ -66,3 +68,16 @@ async def test_after_the_first_verb_no_other_counts(first: str) -> None:
     await book.delivery.in_progress()
     assert book.lines == ["longer", book.lines[1]]
     assert book.delivery.outcome is Outcome(first)
+
+
+@pytest.mark.parametrize("delay_s", [-1, float("nan"), float("inf"), 1e300, "x"])
+async def test_a_delay_that_is_none_is_refused_and_the_delivery_is_still_open(delay_s: Any) -> None:
+    async with trunkline.connect("memory:") as bus:
+        await bus.publish("orders", 1)
+        async with bus.subscribe("orders", group="billing") as stream:
+            delivery = await anext(stream)
+            with pytest.raises(InvalidOption, match="delay_s"):
+                await delivery.nack(delay_s)
+            with pytest.raises(InvalidOption, match="delay_s"):
+                raise trunkline.Retry(delay_s)
+            assert await delivery.ack()

@@ -117,3 +117,12 @@ def test_what_differs_from_the_defaults_is_known(
 def test_what_is_no_mapping_holds_no_options(values: Any) -> None:
     with pytest.raises(InvalidOption):
         make(TopicOptions, values)
+
+
+@pytest.mark.parametrize("value", [float("inf"), 1e300, 10**12])
+def test_a_time_that_no_file_or_calendar_can_hold_is_refused(value: float) -> None:
+    with pytest.raises(InvalidOption, match="backoff_max_s"):
+        GroupOptions(backoff_max_s=value)
+    with pytest.raises(InvalidOption, match="retention_age_s"):
+        make(TopicOptions, {"retention_age_s": value})
+    assert GroupOptions(backoff_max_s=1e10).backoff_max_s == 1e10

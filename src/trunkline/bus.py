@@ -12,6 +12,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from trunkline.errors import check_delay
 from trunkline.event import Event, Receipt, Record
 from trunkline.group import Lease
 from trunkline.options import GroupOptions
@@ -96,6 +97,8 @@ class Delivery:
         """``ack``, ``nack`` and ``term`` without the await."""
         if self.outcome is not None:
             return False
+        if delay_s is not None:
+            check_delay(delay_s)
         self.outcome = outcome
         self._settle(self, outcome, delay_s, reason)
         return True

@@ -139,6 +139,15 @@ class Denied(TrunklineError):
     """Access was denied."""
 
 
+LONGEST_S = 1e10  # three centuries: what JSON and a calendar can hold, and no infinity
+
+
+def check_delay(delay_s: Any) -> None:
+    if delay_s is None or (isinstance(delay_s, int | float) and 0 <= delay_s <= LONGEST_S):
+        return
+    raise InvalidOption(f"delay_s is a number of seconds, not {delay_s!r}", name="delay_s")
+
+
 class HandlerSignal(Exception):
     """What a handler raises on purpose."""
 
@@ -147,6 +156,7 @@ class Retry(HandlerSignal):
     """Deliver the record again, after ``delay_s`` or after the group's own backoff."""
 
     def __init__(self, delay_s: float | None = None, reason: str = "") -> None:
+        check_delay(delay_s)
         super().__init__(reason or "retry asked for")
         self.delay_s = delay_s
 

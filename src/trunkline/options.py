@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from trunkline.errors import InvalidOption, reason
+from trunkline.errors import LONGEST_S, InvalidOption, reason
 
 MIB = 1024 * 1024
 
@@ -32,11 +32,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for name, kind in _kinds(type(self)).items():
             value = getattr(self, name)
             try:
-                msgspec.convert(value, kind)
+                found = msgspec.convert(value, kind)
             except msgspec.ValidationError as error:
                 raise InvalidOption(
                     f"{name}={value!r}: {reason(error)}", name=name, value=value
                 ) from None
+            if isinstance(found, float) and found > LONGEST_S:
+                said = f"{name}={value!r}: it must be a number <= {LONGEST_S:g}"
+                raise InvalidOption(said, name=name, value=value)
 
 
 @cache

@@ -35,13 +35,19 @@ _decode_lines = msgspec.json.Decoder(Row).decode_lines
 
 
 def parse_lines(
-    data: bytes | memoryview, topic: str, partition: int, names: tuple[str, ...], *, bulk: bool
+    data: bytes | memoryview,
+    longest: int,
+    topic: str,
+    partition: int,
+    names: tuple[str, ...],
+    *,
+    bulk: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The records in ``data``, which is whole lines, each of them checked before."""
+    """The records in ``data``: whole lines of at most ``longest`` bytes, checked before."""
     if bulk and _duckdb() is not None:
         with _scratch_file() as file:
             file.write(data)
-            yield from parse_file(file.fileno(), len(data), topic, partition, names)
+            yield from parse_file(file.fileno(), longest, topic, partition, names)
     else:
         yield rows_batch(_decode_lines(data), topic, partition, names)
 

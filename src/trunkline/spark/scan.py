@@ -34,6 +34,7 @@ from trunkline.spark.parse import (
 from trunkline.spark.remote import RemoteCatalog, fetch, is_remote
 
 _CHUNK = 8 * 1024 * 1024
+_LARGE = 8 * _CHUNK  # where the lines need no check: each piece is a query of its own
 # Checking a whole segment by its sum is this many times faster than line by line.
 _SUM_GAIN = 12
 
@@ -193,7 +194,8 @@ class _Scan:
         if longest and bulk and whole and can_parse_files():
             yield from parse_file(segment.open(), longest, span.topic, span.partition, names)
             return
-        for position, data in _chunks(segment, begin, end):
+        size = _LARGE if longest and bulk else _CHUNK
+        for position, data in _chunks(segment, begin, end, size):
             if not longest:
                 good: list[bytes] = []
                 for line in bytes(data).split(b"\n")[:-1]:
@@ -203,7 +205,8 @@ class _Scan:
                         yield from self._damaged(segment, position, line)
                     position += len(line) + 1
                 data = b"\n".join([*good, b""])
-            yield from parse_lines(data, span.topic, span.partition, names, bulk=bulk)
+            most = min(longest or len(data), len(data))
+            yield from parse_lines(data, most, span.topic, span.partition, names, bulk=bulk)
 
     def _trusted_length(self, extent: Extent, size: int, head: Head) -> int:
         """0 if each line has to be checked. If not, because the whole segment fits its sum, how
@@ -282,7 +285,9 @@ def _between(batch: pa.RecordBatch, low: int, high: int) -> pa.RecordBatch:
     return batch.filter(pc.and_(pc.greater_equal(offsets, low), pc.less(offsets, high)))
 
 
-def _chunks(segment: Segment, begin: int, end: int) -> Iterator[tuple[int, bytes | memoryview]]:
+def _chunks(
+    segment: Segment, begin: int, end: int, size: int = _CHUNK
+) -> Iterator[tuple[int, bytes | memoryview]]:
     """``(position, whole lines)`` of a byte range that starts and ends on a line, without the seal.
     A plain file is mapped, not copied: below its head it never changes.
     """
@@ -295,7 +300,7 @@ def _chunks(segment: Segment, begin: int, end: int) -> Iterator[tuple[int, bytes
     view = memoryview(data)
     position = begin
     while position < end:
-        stop = min(position + _CHUNK, end)
+        stop = min(position + size, end)
         cut = data.rfind(b"\n", position, stop) + 1
         if not cut:  # a line that is longer than a chunk, or the file ends in the middle of one
             cut = data.find(b"\n", stop, end) + 1

@@ -22,7 +22,16 @@ from trunkline.topics import partition_for
 
 T = TypeVar("T")
 
-__all__ = ["Bell", "Bounds", "Features", "GroupKey", "Store", "open_store", "pick_partition"]
+__all__ = [
+    "Bell",
+    "Bounds",
+    "Features",
+    "GroupKey",
+    "Store",
+    "check_url",
+    "open_store",
+    "pick_partition",
+]
 
 
 class Features(msgspec.Struct, frozen=True):
@@ -110,9 +119,15 @@ def pick_partition(event: Event, partitions: int, turn: int) -> int:
     return turn % partitions if key is None else partition_for(key, partitions)
 
 
+def check_url(url: object) -> str:
+    if not isinstance(url, str):
+        raise InvalidOption(f"not a bus: {url!r}", value=url, hint="for example file:.bus")
+    return url
+
+
 def open_store(url: str, **options: Any) -> Store:
     """``memory:`` or ``file:<folder>``. Options are those of ``StoreOptions``, and ``clock``."""
-    scheme, _, place = url.partition(":")
+    scheme, _, place = check_url(url).partition(":")
     if scheme == "memory":
         from trunkline.stores.memory import MemoryStore
 
@@ -122,5 +137,7 @@ def open_store(url: str, **options: Any) -> Store:
 
         if not place:
             raise InvalidOption("file: needs a folder", value=url, hint="for example file:.bus")
+        if "?" in place:
+            raise InvalidOption(f"not a folder: {place}", hint="options are arguments of their own")
         return FileStore(place.removeprefix("//") if place.startswith("///") else place, **options)
     raise InvalidOption(f"no store for {scheme!r}", value=url, hint="use memory: or file:<folder>")

@@ -45,6 +45,22 @@ async def test_connect_opens_a_folder_or_memory(tmp_path: Path) -> None:
         trunkline.connect("memory:", colour="red")
 
 
+@pytest.mark.parametrize("url", [None, 7, Path("bus"), "", "file:", "file:bus?create=1", "nats:"])
+def test_what_names_no_bus_is_refused(
+    url: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidOption):
+        trunkline.connect(url)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("start", [-1, True, None, "first", 1.5])
+async def test_what_is_no_start_is_refused(bus: LocalBus, start: Any) -> None:
+    with pytest.raises(InvalidOption):
+        bus.subscribe("orders", group="g", start=start)
+
+
 class Stamp:
     async def publish(self, events: list[Event], call_next: Any) -> list[Receipt]:
         stamped = [Event(topic=e.topic, payload=e.payload, actor="stamp") for e in events]

@@ -8,7 +8,7 @@ from typing import Any, cast
 from trunkline.buses.local import LocalBus
 from trunkline.errors import InvalidOption
 from trunkline.options import BusOptions
-from trunkline.store import open_store
+from trunkline.store import check_url, open_store
 
 _BUS = frozenset(BusOptions.__struct_fields__)
 _LOCAL = frozenset({"on_publish", "on_message", "hooks", "draw"})
@@ -23,7 +23,7 @@ def connect(
     ``options`` are those of ``StoreOptions`` and ``BusOptions``; for a broker ``token``, ``tls``
     and those of ``ClientOptions``.
     """
-    if url.startswith(("ws://", "wss://")):
+    if check_url(url).startswith(("ws://", "wss://")):
         try:
             from trunkline.buses.remote import RemoteBus
         except ImportError as error:

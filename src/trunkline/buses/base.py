@@ -335,6 +335,8 @@ def check_start(start: Start) -> None:
         raise InvalidOption(
             f"not a start: {start!r}", name="start", hint="earliest, latest, an offset or a time"
         )
+    if isinstance(start, int) and start < 0:
+        raise InvalidOption(f"offsets count from 1, there is no {start}", name="start")
     if isinstance(start, datetime) and start.tzinfo is None:
         raise InvalidOption("a start time has a time zone", name="start")
 

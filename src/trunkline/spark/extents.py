@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trunkline.errors import Corrupt, NoBus, NotFound
+from trunkline.errors import Corrupt, NoBus, NotFound, reason
 from trunkline.log import layout
 from trunkline.log.head import Head
 from trunkline.log.reader import PartitionReader
@@ -129,7 +129,9 @@ class Catalog:
         except FileNotFoundError:
             stored = {}
         except msgspec.DecodeError as error:
-            raise Corrupt(f"topics.json is damaged: {error}", path=path, position=0) from error
+            raise Corrupt(
+                f"topics.json is damaged: {reason(error)}", path=path, position=0
+            ) from error
         for name, options in stored.items():
             found[name] = msgspec.convert(options.get("partitions", 1), int)
         for folder in ("wal", "dlq"):

@@ -28,6 +28,22 @@ async def main():
 asyncio.run(main())
 """
 
+MORTAL = """
+import asyncio, os, sys, trunkline
+
+async def main():
+    async with trunkline.connect(f"file:{sys.argv[1]}") as bus:
+        @bus.on("orders", group="billing", policy=trunkline.GroupOptions(max_retries=2))
+        async def handle(event, delivery):
+            print(event.payload, delivery.attempt)
+            sys.stdout.flush()
+            await asyncio.sleep(0.2)
+            os._exit(3)
+        await bus.drain(30)
+
+asyncio.run(main())
+"""
+
 ENDLESS = """
 import asyncio, sys, trunkline
 
@@ -77,6 +93,18 @@ async def test_a_record_that_kills_its_worker_takes_no_other_with_it(tmp_path: P
     async with trunkline.connect(f"file:{tmp_path}") as bus:
         letters = await bus.read("orders.DLQ")
         assert [letter.event.payload for letter in letters] == [1]
+
+
+def _said(command: list[str]) -> str:
+    return subprocess.run(command, stdout=-1, text=True).stdout
+
+
+async def test_whoever_dies_at_work_takes_only_what_was_begun(tmp_path: Path) -> None:
+    async with trunkline.connect(f"file:{tmp_path}") as bus:
+        await bus.publish_many("orders", list(range(20)))
+    command = [sys.executable, "-c", MORTAL, str(tmp_path)]
+    seen = [await asyncio.to_thread(_said, command) for _ in range(7)]
+    assert seen == [f"{n} {attempt}\n" for n in range(3) for attempt in (1, 2, 3)][:7]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

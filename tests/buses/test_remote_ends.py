@@ -29,6 +29,22 @@ async def main():
 asyncio.run(main())
 """
 
+MORTAL = """
+import asyncio, os, sys, trunkline
+
+async def main():
+    async with trunkline.connect(sys.argv[1]) as bus:
+        @bus.on("orders", group="billing", policy=trunkline.GroupOptions(max_retries=2))
+        async def handle(event, delivery):
+            print(event.payload, delivery.attempt)
+            sys.stdout.flush()
+            await asyncio.sleep(0.2)
+            os._exit(3)
+        await bus.drain(30)
+
+asyncio.run(main())
+"""
+
 
 @pytest.fixture
 async def url(tmp_path: Path) -> AsyncIterator[str]:
@@ -63,6 +79,18 @@ async def test_a_record_that_kills_its_worker_takes_no_other_with_it(url: str) -
         assert codes == [3] * tries + [0]
         letters = await bus.read("orders.DLQ")
         assert [letter.event.payload for letter in letters] == [1]
+
+
+def _said(command: list[str]) -> str:
+    return subprocess.run(command, stdout=-1, text=True).stdout
+
+
+async def test_whoever_dies_at_work_takes_only_what_was_begun(url: str) -> None:
+    async with trunkline.connect(url) as bus:
+        await bus.publish_many("orders", list(range(20)))
+    command = [sys.executable, "-c", MORTAL, url]
+    seen = [await asyncio.to_thread(_said, command) for _ in range(7)]
+    assert seen == [f"{n} {attempt}\n" for n in range(3) for attempt in (1, 2, 3)][:7]
 
 
 async def test_a_quick_reader_gets_all_it_may_hold(url: str) -> None:

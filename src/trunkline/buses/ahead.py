@@ -9,15 +9,20 @@ _SOON_S = 0.05
 
 class Ahead:
     """How many deliveries may lie unread. What lies there is leased: that counts as a try, and its
-    time runs. So a slow reader has few that it does not read yet, a quick one as many as it may.
+    time runs. So a slow reader gets one when it waits for one, a quick one as many as it may have,
+    and one that has yet to show how quick it is counts as slow: its first may be its last.
     """
 
-    __slots__ = ("_read_at", "limit", "most")
+    __slots__ = ("_read_at", "limit", "most", "waiting")
 
     def __init__(self, most: int) -> None:
-        self.limit = 1
+        self.limit = 0
         self.most = most
+        self.waiting = 0  # readers that want one now
         self._read_at = 0.0
+
+    def room(self) -> int:
+        return self.limit if self.limit > self.waiting else self.waiting
 
     def took(self, came: float, left: int) -> bool:
         """One that came at this time of the monotonic clock is read, so many are left. True if it
@@ -27,7 +32,7 @@ class Ahead:
         is_quick = now - self._read_at <= _SOON_S
         self._read_at = now
         if now - came > _SOON_S:
-            self.limit = max(1, self.limit // 2)
+            self.limit //= 2
             return True
         if is_quick and not left:
             self.limit = max(1, min(2 * self.limit, self.most))

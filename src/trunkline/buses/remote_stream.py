@@ -95,10 +95,15 @@ class RemoteSubscription:
             if not self._entered:
                 raise Closed("enter the subscription first", hint="async with bus.subscribe(...)")
             self._arrived.clear()
-            await self._arrived.wait()
+            self._ahead.waiting += 1
+            self._grant()
+            try:
+                await self._arrived.wait()
+            finally:
+                self._ahead.waiting -= 1
 
     def _subscribe(self, corr: int) -> bytes:
-        self._granted = self._ahead.limit
+        self._granted = max(0, self._ahead.room() - len(self._queue))
         return dump(msgspec.structs.replace(self.frame, corr=corr, credits=self._granted))
 
     def _next(self) -> Delivery:
@@ -110,8 +115,8 @@ class RemoteSubscription:
 
     def _grant(self) -> None:
         """Let more come as soon as half of what may lie here has been read."""
-        wanted = self._ahead.limit - len(self._queue) - self._granted
-        if 2 * wanted >= self._ahead.limit:
+        wanted = self._ahead.room() - len(self._queue) - self._granted
+        if wanted > 0 and 2 * wanted >= self._ahead.limit:
             self._granted += wanted
             self._bus.link.tell(Credit(credits=wanted, sub=self.frame.sub))
 

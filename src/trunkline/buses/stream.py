@@ -183,7 +183,12 @@ class LocalSubscription:
             if not self._entered:
                 raise Closed("enter the subscription first", hint="async with bus.subscribe(...)")
             self._arrived.clear()
-            await self._arrived.wait()
+            self._ahead.waiting += 1
+            self._refill()
+            try:
+                await self._arrived.wait()
+            finally:
+                self._ahead.waiting -= 1
         return self._next()
 
     def take(self, limit: int) -> list[Delivery]:
@@ -195,10 +200,14 @@ class LocalSubscription:
         left = len(self._queue)
         if self._ahead.took(came, left):
             delivery.extend()
-        if (not left or left == self._ahead.limit // 2) and self.room() > 0:
+        if not left or left == self._ahead.limit // 2:
+            self._refill()
+        return delivery
+
+    def _refill(self) -> None:
+        if self.room() > 0:
             for pump in self._pumps.values():
                 pump.refill()
-        return delivery
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Deliveries that nobody looked at: they come first again, or go back at the end as if they
@@ -267,7 +276,7 @@ class LocalSubscription:
     def room(self) -> int:
         if self._draining:
             return 0
-        room, ahead = self._room - len(self._open), self._ahead.limit - len(self._queue)
+        room, ahead = self._room - len(self._open), self._ahead.room() - len(self._queue)
         return room if room < ahead else ahead  # asked for with every record
 
     async def aclose(self) -> None:

@@ -66,6 +66,33 @@ async def test_a_failure_is_tried_again_and_a_reject_is_not(bus: Any) -> None:
     assert [letter.event.payload for letter in letters] == [{"payload": "bad"}]
 
 
+@pytest.mark.parametrize("said", [True, False])
+async def test_the_last_failure_is_the_answer(bus: Any, said: bool) -> None:
+    tries: list[int] = []
+    async with bus.subscribe("resize", group="workers", policy=QUICK):
+        pass  # the group is older than the worker, which need not know its policy
+    async with TaskQueue(bus, "resize") as queue:
+
+        async def work(task: Task[str]) -> None:
+            tries.append(task.attempt)
+            raise ValueError("no such picture")
+
+        await queue.work(work, policy=QUICK if said else None)
+        ticket = await queue.enqueue("x", result=True)
+        with pytest.raises(Refused, match="ValueError: no such picture"):
+            await ticket.result(30)
+        assert await bus.drain(30)
+    assert tries == [1, 2, 3]
+    assert len([letter async for letter in bus.dead_letters("resize").letters()]) == 1
+
+
+async def test_a_result_that_does_not_come_in_time_says_which(bus: Any) -> None:
+    async with TaskQueue(bus, "resize") as queue:
+        ticket = await queue.enqueue("x", result=True)
+        with pytest.raises(TimeoutError, match=f"task {ticket.id} on resize has no result"):
+            await ticket.result(0.01)
+
+
 async def test_what_matters_more_and_what_is_delayed() -> None:
     clock = ManualClock()
     order: list[str] = []

@@ -18,10 +18,11 @@ from typing import Any, Generic, Self, TypeVar
 import msgspec
 
 from trunkline.bus import Delivery
-from trunkline.errors import Reject, TrunklineError
+from trunkline.errors import Denied, Reject, TrunklineError
 from trunkline.event import Event, new_id
 from trunkline.options import GroupOptions
 from trunkline.requests import ERROR, REPLY_TO, Refused, Replies, define_short_lived, forget_group
+from trunkline.store import GroupKey
 from trunkline.topics import check_topic
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,17 @@ class Ticket:
         self._result = result
 
     async def result(self, timeout_s: float | None = None) -> Any:
-        """What the worker returned; ``Refused`` if it rejected the task or it was cancelled."""
+        """What the worker returned; ``Refused`` if it rejected the task, if the last try failed or
+        if it was cancelled.
+        """
         if self._result is None:
             raise RuntimeError("enqueue(result=True) to wait for a result")
-        async with asyncio.timeout(timeout_s):
-            event = await asyncio.shield(self._result)
+        try:
+            async with asyncio.timeout(timeout_s):
+                event = await asyncio.shield(self._result)
+        except TimeoutError:
+            said = f"task {self.id} on {self._queue.topic} has no result after {timeout_s} s"
+            raise TimeoutError(said) from None
         if ERROR in event.headers:
             raise Refused(event.headers[ERROR])
         return event.payload
@@ -140,13 +147,14 @@ class TaskQueue:
         max_inflight: int = 16,
     ) -> None:
         """Do tasks, ``workers`` at a time, from the moment the bus is started. A handler takes the
-        task; ``Reject`` gives it up, any other error has it tried again.
+        task; ``Reject`` gives it up, any other error has it tried again. Over a broker the last
+        failure is only told to who waits for the result if the ``policy`` is given here.
         """
         if self._watcher is None:
             await self._watch()
 
         async def handle(event: Event, delivery: Delivery) -> Any:
-            return await self._handle(handler, event, delivery)
+            return await self._handle(handler, event, delivery, policy)
 
         self._bus.on(
             self.topic,
@@ -156,7 +164,13 @@ class TaskQueue:
             max_inflight=max(workers, max_inflight),
         )(handle)
 
-    async def _handle(self, handler: Callable[..., Any], event: Event, delivery: Delivery) -> None:
+    async def _handle(
+        self,
+        handler: Callable[..., Any],
+        event: Event,
+        delivery: Delivery,
+        policy: GroupOptions | None,
+    ) -> None:
         if event.id in self._cancelled:
             await self._reply(event, None, _CANCELLED)
             return
@@ -176,10 +190,23 @@ class TaskQueue:
         except Reject as signal:
             await self._reply(event, None, signal.reason)
             raise
+        except Exception as error:
+            if REPLY_TO in event.headers and await self._is_last(delivery, policy):
+                await self._reply(event, None, f"{type(error).__name__}: {error}")
+            raise
         else:
             await self._reply(event, result)
         finally:
             self._running.pop(event.id, None)
+
+    async def _is_last(self, delivery: Delivery, policy: GroupOptions | None) -> bool:
+        """Whether no try is left after this one; False if that cannot be told from here."""
+        store = getattr(self._bus, "store", None)
+        if policy is None and store is not None:  # the group may be older, with a policy of its own
+            key = GroupKey(delivery.topic, delivery.partition, delivery.group)
+            with contextlib.suppress(TrunklineError):
+                policy = await store.update(key, lambda group: group.options)
+        return policy is not None and delivery.attempt > policy.max_retries
 
     async def _reply(self, event: Event, result: Any, error: str | None = None) -> None:
         where = event.headers.get(REPLY_TO)
@@ -193,16 +220,24 @@ class TaskQueue:
         stream = self._bus.subscribe(self._cancel_topic, group=self._watch_group, start="earliest")
         await stream.__aenter__()
         self._stack.push_async_callback(stream.close)
+        mark, caught_up = new_id(), asyncio.Event()
 
         async def watch() -> None:
             try:
                 async for delivery in stream:
                     self._note(delivery.event.payload)
                     await delivery.ack()
+                    if delivery.event.id == mark:
+                        caught_up.set()
             except TrunklineError as error:
                 logger.warning("cancellations are not heard any more: %s", error)
+            finally:
+                caught_up.set()
 
         self._watcher = asyncio.get_running_loop().create_task(watch())
+        with contextlib.suppress(Denied):  # who may not cancel hears what is cancelled even so
+            await self._bus.publish(self._cancel_topic, {"id": None}, id=mark)
+            await caught_up.wait()
 
     def _note(self, payload: Any) -> None:
         id_ = payload.get("id") if isinstance(payload, dict) else None

@@ -91,6 +91,7 @@ class _Shuffled(LocalSubscription):
 
     def __init__(self, plain: LocalSubscription, dice: random.Random) -> None:
         self.__dict__.update(vars(plain))
+        self._ahead.limit = self._ahead.most  # what lies there together can change places
         self._dice = dice
 
     def put(self, pump: Pump, record: Record, lease: Lease) -> None:

@@ -445,8 +445,15 @@ class TestExposure:
 
     async def test_serve_refuses_to_start_unguarded(self, tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="ended with 4"):
-            async with running(tmp_path, "--host", "0.0.0.0"):
+            async with running(tmp_path / "bus", "--host", "0.0.0.0"):
                 pass
+        assert not (tmp_path / "bus").exists(), "it leaves nothing behind"
+
+    async def test_a_bus_with_a_token_is_guarded(self, tmp_path: Path) -> None:
+        async with connect(f"file:{tmp_path}") as bus:
+            await Rights(bus).create("me", [EVERYTHING])
+        async with running(tmp_path, "--host", "0.0.0.0") as broker:
+            assert broker.process.returncode is None
 
 
 def _files(folder: Path) -> tuple[bytes, set[int]]:

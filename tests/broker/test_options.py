@@ -65,6 +65,13 @@ def test_without_any_there_are_defaults() -> None:
     assert gather({}, {}) == BrokerOptions()
 
 
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_a_port_that_is_none_is_told_in_few_words(port: int) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        gather({"port": port}, {})
+    assert str(caught.value) == f"ports are 0 to 65535, not {port}"
+
+
 def test_an_address_for_clients_is_not_the_bus_to_serve() -> None:
     for name in ("TRUNKLINE_URL", "BUS_URL"):
         assert gather({}, {name: "ws://127.0.0.1:7070"}).url == "file:.bus"

@@ -80,6 +80,9 @@ def gather(
     values = _from_file(file or environ.get("TRUNKLINE_CONFIG"))
     values |= _from_environment(environ)
     values |= {name: value for name, value in flags.items() if value is not None}
+    port = values.get("port")
+    if isinstance(port, int) and not 0 <= port <= 65535:
+        raise InvalidOption(f"ports are 0 to 65535, not {port}", name="port")
     options = make(BrokerOptions, values)
     if options.url.startswith(_CLIENT):
         raise InvalidOption(

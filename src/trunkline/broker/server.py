@@ -21,7 +21,7 @@ from trunkline.broker.options import BrokerOptions, is_loopback
 from trunkline.broker.wire import Gate, protocol_for
 from trunkline.buses import connect
 from trunkline.buses.local import LocalBus
-from trunkline.errors import InvalidOption
+from trunkline.errors import InvalidOption, NoBus
 from trunkline.pump import Hooks
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,14 @@ class Broker:
         def dead(*facts: Any) -> None:
             self._dead(*facts)
 
-        return connect(self.options.url, hooks=Hooks(dead=dead))
+        options = self.options
+        if options.auth or not is_exposed(options):
+            return connect(options.url, hooks=Hooks(dead=dead))
+        try:  # only a bus that is there can have tokens: none is made, to be left behind
+            return connect(options.url, hooks=Hooks(dead=dead), create=False)
+        except NoBus:
+            check_exposed(options, is_guarded=False)
+            raise
 
     _dead: Callable[..., None] = staticmethod(lambda *_: None)
 
@@ -184,9 +191,14 @@ def tls_context(options: BrokerOptions) -> ssl.SSLContext:
     return context
 
 
+def is_exposed(options: BrokerOptions) -> bool:
+    """Whether other machines reach it, without a certificate."""
+    return options.tls_client_ca is None and not is_loopback(options.host)
+
+
 def check_exposed(options: BrokerOptions, is_guarded: bool) -> None:
     """Refuse to let everybody on a network in."""
-    if is_guarded or options.tls_client_ca is not None or is_loopback(options.host):
+    if is_guarded or not is_exposed(options):
         return
     raise InvalidOption(
         f"{options.host} can be reached from other machines, and nothing guards this broker",

@@ -11,9 +11,11 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
+from errno import ECONNREFUSED
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+import msgspec
 from picows import (
     WSCloseCode,
     WSError,
@@ -60,6 +62,7 @@ _quiet.setLevel(logging.CRITICAL)  # what it has to say is told by errors
 _FRAMES_AT_ONCE = 32
 _BYTES_AT_ONCE = 16 * 1024
 _WHOLE = (WSMsgType.TEXT, WSMsgType.BINARY)
+_TOKEN = "pass token= or set TRUNKLINE_TOKEN; 'trunkline token create' makes one"
 
 
 class ClientOptions(Options, frozen=True):
@@ -86,6 +89,8 @@ class User(Protocol):
 
     def down(self) -> None: ...
 
+    def refused(self, error: TrunklineError) -> None: ...
+
 
 class _Ask(NamedTuple):
     """A question, and what to say on the next connection if this one is lost."""
@@ -93,6 +98,7 @@ class _Ask(NamedTuple):
     answer: asyncio.Future[Any]
     again: bytes | None
     size: int
+    since: float  # when it was asked, if there was no connection then
 
 
 class Link:
@@ -121,6 +127,9 @@ class Link:
         self._keeper: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self._refused: TrunklineError | None = None
+        self._away_since = 0.0
+        self._trouble = ""  # why there is no connection
+        self._patience: asyncio.TimerHandle | None = None
         self._closed = False
         self._scheduled = False
         self.connected = asyncio.Event()
@@ -147,6 +156,7 @@ class Link:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+        self._calm()
         self._give_up(Closed("the bus is closed"))
 
     # -- asking ----------------------------------------------------------------------------------
@@ -170,10 +180,14 @@ class Link:
             self.start()
         if self._transport is None and not repeat:
             raise ConnectionLost(f"there is no connection to {self.url}")
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._asks[corr] = _Ask(answer, data if repeat else None, len(data))
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
         if self._transport is not None:
+            self._asks[corr] = _Ask(answer, data if repeat else None, len(data), 0.0)
             self.send(data)
+        else:
+            self._asks[corr] = _Ask(answer, data, len(data), loop.time())
+            self._wait()
         if len(self._asks) >= self.options.buffer:
             self.room.clear()
         return answer
@@ -218,30 +232,67 @@ class Link:
     # -- the connection ----------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        clock = asyncio.get_running_loop().time
-        tries, since = 0, clock()
+        tries = 0
         while not self._closed:
             try:
                 await self._connect()
             except Denied as error:
-                self._refused = error
-                self._give_up(error)
+                self._refuse(error)
                 return
             except Exception as error:  # noqa: BLE001 -- whatever it is, there is no connection
                 logger.debug("no connection to %s: %s", self.url, error)
-                if clock() - since >= self.options.patience_s:
-                    self._give_up(ConnectionLost(f"no connection to {self.url}: {error}"))
+                is_new, self._trouble = not self._trouble, _why(error)
+                if is_new:  # and not once for each attempt
+                    what = "%s cannot be reached: %s; trying again"
+                    logger.warning(what, self.url, self._trouble)
+                if not self.options.patience_s:
+                    self._lose_patience()
             else:
+                if self._trouble:
+                    logger.warning("%s is back", self.url)
+                    self._trouble = ""
                 self._greet()
                 await self._lost.wait()
                 self._drop()
-                tries, since = 0, clock()
+                tries = 0
                 if self._refused is not None:
-                    self._give_up(self._refused)
+                    self._refuse(self._refused)
                     return
             delay = min(self.options.backoff_base_s * 2**tries, self.options.backoff_max_s)
             tries = min(tries + 1, 30)
             await asyncio.sleep(delay * self._draw())
+
+    def _refuse(self, error: TrunklineError) -> None:
+        """The broker does not want us: nothing will change that, and everybody is told."""
+        self._refused = error
+        self._calm()
+        self._give_up(error)
+        self._user.refused(error)
+
+    def _wait(self) -> None:
+        """While there is no connection: see to it that nobody waits for longer than is said."""
+        if self._patience is None and self._asks and self.options.patience_s:
+            first = next(iter(self._asks.values()))
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_at(self._deadline(first), self._lose_patience)
+
+    def _deadline(self, ask: _Ask) -> float:
+        return max(ask.since, self._away_since) + self.options.patience_s
+
+    def _calm(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _lose_patience(self) -> None:
+        self._calm()
+        now = asyncio.get_running_loop().time()
+        why = self._trouble or "it does not answer"
+        for corr, ask in list(self._asks.items()):
+            if self._deadline(ask) > now:
+                break  # they are in the order in which they were asked
+            self._settle(corr, ConnectionLost(f"no connection to {self.url}: {why}"))
+        self._wait()
 
     async def _connect(self) -> None:
         self._lost.clear()
@@ -266,7 +317,11 @@ class Link:
         except WSHandshakeError as error:
             status = int(error.response.status) if error.response is not None else 0
             if status in (401, 403):
-                raise Denied(f"{self.url} refused the connection", status=status) from error
+                raise Denied(
+                    f"{self.url} refused the connection",
+                    hint=_TOKEN if status == 401 else "",
+                    status=status,
+                ) from error
             raise ConnectionLost(str(error)) from error
         except (WSError, EOFError, ValueError) as error:
             raise ConnectionLost(str(error)) from error
@@ -276,6 +331,7 @@ class Link:
 
     def _greet(self) -> None:
         """Say again what has no answer yet, in the order in which it was first said."""
+        self._calm()
         self.connected.set()
         self._user.up()
         for ask in list(self._asks.values()):
@@ -293,6 +349,8 @@ class Link:
             if ask.again is None:
                 self._settle(corr, error)
         self._user.down()
+        self._away_since = asyncio.get_running_loop().time()
+        self._wait()
 
     def _blame(self, transport: WSTransport) -> None:
         """A broker that ends the connection because a frame is too large would do so again."""
@@ -340,6 +398,7 @@ class Link:
             self._user.came(frame)
         elif isinstance(frame, Failure):
             if frame.code == "unauthenticated":
+                frame = msgspec.structs.replace(frame, hint=frame.hint or _TOKEN)
                 self._refused = error_of(frame)
             if frame.code == "closing":
                 # It took nothing in: what may be said again is said to the broker that comes next.
@@ -359,6 +418,15 @@ class Link:
 
     def gone(self) -> None:
         self._lost.set()
+
+
+def _why(error: BaseException) -> str:
+    # One that was refused by each address of a host is no ConnectionRefusedError.
+    if isinstance(error, ConnectionRefusedError) or f"[Errno {ECONNREFUSED}]" in str(error):
+        return "connection refused"
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    return str(error) or type(error).__name__
 
 
 def check_url(url: str) -> str:

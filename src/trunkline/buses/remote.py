@@ -28,6 +28,7 @@ from trunkline.clock import Clock, SystemClock
 from trunkline.errors import (
     InvalidEvent,
     InvalidFilter,
+    TrunklineError,
 )
 from trunkline.event import Event, Receipt, Record, check_event, check_value
 from trunkline.frames import (
@@ -239,6 +240,10 @@ class RemoteBus(BusBase):
     def down(self) -> None:
         for subscription in self.streams.values():
             subscription.interrupt()
+
+    def refused(self, error: TrunklineError) -> None:
+        for subscription in self.streams.values():
+            subscription.fail(error)
 
     # -- life ----------------------------------------------------------------------------------
 

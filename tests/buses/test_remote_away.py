@@ -1,0 +1,150 @@
+"""What a client does while its broker is away, or no longer wants it: it says so, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from trunkline.access import EVERYTHING
+from trunkline.broker.options import BrokerOptions
+from trunkline.broker.server import Broker
+from trunkline.buses.remote import RemoteBus
+from trunkline.errors import ConnectionLost, Denied
+
+LONG_S = 20  # much longer than anything here takes
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    options = BrokerOptions(url="memory:", port=0, metrics_s=0, auth=True, rights_s=0.05)
+    async with Broker(options) as broker:
+        yield broker
+
+
+class TestARevokedToken:
+    async def test_ends_a_subscription(self, broker: Broker) -> None:
+        text, token = await broker.hub.rights.create("shortly", [EVERYTHING])
+        async with (
+            RemoteBus(broker.url, token=text) as bus,
+            bus.subscribe("t", group="g") as stream,
+        ):
+            await broker.hub.rights.revoke(token.id)
+            with pytest.raises(Denied, match="not authenticated"):
+                await asyncio.wait_for(anext(stream), LONG_S)
+
+    async def test_ends_handlers(self, broker: Broker) -> None:
+        text, token = await broker.hub.rights.create("shortly", [EVERYTHING])
+        bus = RemoteBus(broker.url, token=text)
+        began = asyncio.Event()
+
+        @bus.on("t", group="g")
+        async def handle(event: Any) -> None:
+            began.set()
+
+        running = asyncio.ensure_future(bus.run())
+        await bus.publish("t", 1)
+        await asyncio.wait_for(began.wait(), LONG_S)
+        await broker.hub.rights.revoke(token.id)
+        with pytest.raises(Denied, match="not authenticated"):
+            await asyncio.wait_for(running, LONG_S)
+        await bus.close()
+
+    async def test_ends_what_was_connected_when_the_broker_comes_back(self, broker: Broker) -> None:
+        """The connection is gone before it could be told; the next one is refused."""
+        text, token = await broker.hub.rights.create("shortly", [EVERYTHING])
+        async with (
+            RemoteBus(broker.url, token=text, backoff_base_s=0.01) as bus,
+            bus.subscribe("t", group="g") as stream,
+        ):
+            bus.link._transport.underlying_transport.abort()
+            await broker.hub.rights.revoke(token.id)
+            with pytest.raises(Denied, match="TRUNKLINE_TOKEN"):
+                await asyncio.wait_for(anext(stream), LONG_S)
+
+    @pytest.mark.parametrize("token", [None, "tl_wrong"])
+    async def test_the_error_says_what_to_do(self, broker: Broker, token: str | None) -> None:
+        async with RemoteBus(broker.url, token=token) as bus:
+            with pytest.raises(Denied, match=r"token=.*TRUNKLINE_TOKEN.*trunkline token create"):
+                await asyncio.wait_for(bus.publish("t", 1), LONG_S)
+
+
+@pytest.fixture
+def port() -> int:
+    """Of this machine, where nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        found: int = free.getsockname()[1]
+    return found
+
+
+async def test_a_broker_that_is_away_is_told_once_and_so_is_its_return(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "trunkline.buses.link")
+    url = f"ws://127.0.0.1:{port}"
+    tries = 0
+
+    def draw() -> float:
+        nonlocal tries
+        tries += 1
+        return 1.0
+
+    async with RemoteBus(url, backoff_base_s=0.01, backoff_max_s=0.01) as bus:
+        bus.link._draw = draw
+        async with asyncio.timeout(LONG_S):
+            while tries < 5:
+                await asyncio.sleep(0.01)
+        away = f"{url} cannot be reached: connection refused; trying again"
+        assert [record.getMessage() for record in caplog.records] == [away]
+        async with Broker(BrokerOptions(url="memory:", port=port, metrics_s=0)):
+            await bus.publish("t", 1)
+            back = f"{url} is back"
+            assert [record.getMessage() for record in caplog.records] == [away, back]
+        tries = 0
+        async with asyncio.timeout(LONG_S):
+            while tries < 5:
+                await asyncio.sleep(0.01)
+    assert [record.getMessage() for record in caplog.records] == [away, back, away]
+
+
+class TestPatience:
+    async def test_is_not_prolonged_by_a_pause_between_attempts(self, port: int) -> None:
+        slow: dict[str, Any] = {"backoff_base_s": 600, "backoff_max_s": 600}
+        async with RemoteBus(f"ws://127.0.0.1:{port}", patience_s=0.3, **slow) as bus:
+            bus.link._draw = lambda: 1.0
+            for _ in range(2):  # also one that begins when there was no broker for long
+                with pytest.raises(ConnectionLost, match=r"no connection.*refused"):
+                    await asyncio.wait_for(bus.publish("t", 1), LONG_S)
+
+    async def test_is_not_prolonged_by_an_attempt_that_hangs(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # it connects, and nobody answers
+            url = f"ws://127.0.0.1:{silent.getsockname()[1]}"
+            async with RemoteBus(url, patience_s=0.3, connect_timeout_s=600) as bus:
+                with pytest.raises(ConnectionLost, match="no connection"):
+                    await asyncio.wait_for(bus.publish("t", 1), 4)  # an attempt takes 5
+
+    async def test_is_had_with_each_publish(self, port: int) -> None:
+        """One that comes late waits as long as one that came early."""
+        clock = asyncio.get_running_loop().time
+        async with RemoteBus(f"ws://127.0.0.1:{port}", patience_s=0.6, backoff_base_s=600) as bus:
+            early = asyncio.ensure_future(bus.publish("t", 1))
+            await asyncio.sleep(0.4)
+            began = clock()
+            late = asyncio.ensure_future(bus.publish("t", 2))
+            await asyncio.wait([early, late])
+            assert clock() - began >= 0.55
+            assert isinstance(early.exception(), ConnectionLost)
+            assert isinstance(late.exception(), ConnectionLost)
+
+    async def test_none_is_one_attempt(self, broker: Broker, port: int) -> None:
+        text, _ = await broker.hub.rights.create("me", [EVERYTHING])
+        async with RemoteBus(broker.url, token=text, patience_s=0) as bus:
+            assert (await bus.publish("t", 1)).offset == 1
+        async with RemoteBus(f"ws://127.0.0.1:{port}", patience_s=0) as bus:
+            with pytest.raises(ConnectionLost, match="no connection"):
+                await asyncio.wait_for(bus.publish("t", 1), LONG_S)

@@ -266,7 +266,8 @@ class Pump:
             return False
         passed_over = len(self._back)
         taken = await self._store.update(self.key, self._step)
-        dead = [_Dead(lease, "retries", "no try is left") for lease in taken.dead]
+        silent = "no try is left: who had it last ended without a word"
+        dead = [_Dead(lease, "retries", silent) for lease in taken.dead]
         dead += [_Dead(lease, "expired", "its time to live ran out") for lease in taken.expired]
         self._buried += dead
         await self._fetch(lease.offset for lease in taken.leases)

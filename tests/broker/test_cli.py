@@ -55,6 +55,20 @@ def test_tokens_are_made_listed_and_revoked(
         run("token", "create", "shop", "--url", url)
 
 
+def test_a_list_of_tokens_says_what_each_may(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"file:{tmp_path}"
+    run("token", "create", "biller", "--subscribe", "orders", "--group", "billing", "--url", url)
+    run("token", "create", "shop", "--publish", "orders", "--url", url)
+    capsys.readouterr()
+    run("token", "ls", "--url", url)
+    head, biller, shop = capsys.readouterr().out.splitlines()
+    assert head.split() == ["id", "agent", "counts", "allows"]
+    assert biller.endswith("subscribe,read orders as billing")
+    assert shop.endswith("publish orders")
+
+
 def test_serve_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run("serve", "--help")

@@ -343,6 +343,26 @@ class TestEvents:
         done = await http.get(f"/topics/t/{path}")
         assert (done.status_code, done.json()["code"]) == (404, "out_of_range")
 
+    async def test_what_is_wrong_is_told_by_its_name(self, http: httpx.AsyncClient) -> None:
+        await publish(http, "t", 1)
+        url = "/topics/t/events"
+
+        async def refused(status: int, kind: str, body: str) -> str:
+            done = await http.post(url, content=body, headers={"content-type": kind})
+            assert done.status_code == status, done.text
+            return str(done.json())
+
+        good = {"specversion": "1.0", "id": "1", "source": "s", "type": "t"}
+        batch = json.dumps([good, {**good, "specversion": "0.3"}])
+        said = await refused(400, "application/cloudevents-batch+json", batch)
+        assert "event 1 of the batch: specversion must be '1.0'" in said
+        assert "payload" in await refused(400, "application/json", '{"a":1}')
+        said = await refused(415, "text/csv", "1,2")
+        assert "application/json, application/cloudevents+json or" in said
+        marks = {"last-event-id": "banana"}
+        done = await http.get("/topics/t/tail?limit=1&from=earliest", headers=marks)
+        assert (done.status_code, "Last-Event-ID" in done.text) == (400, True)
+
 
 class TestGroupsAndLetters:
     async def test_a_group_is_moved_paused_and_resumed(
@@ -364,6 +384,7 @@ class TestGroupsAndLetters:
         assert (await http.get("/groups")).json()["groups"][0]["group"] == "g"
         bad = await http.post("/topics/t/groups/g/seek", json={"to": "x"})
         assert bad.status_code == 400
+        assert bad.json()["message"] == "to is an offset, earliest, latest or a time"
         assert (await http.post("/topics/t/groups/no/pause")).status_code == 404
 
     async def test_dead_letters_are_listed_redriven_and_dropped(

@@ -23,6 +23,7 @@ from trunkline.event import Event, Record, decode_payload
 STRUCTURED: Final = "application/cloudevents+json"
 BATCH: Final = "application/cloudevents-batch+json"
 JSON: Final = "application/json"
+KNOWN: Final = f"{JSON}, {STRUCTURED} or {BATCH}"
 
 # Attribute of a CloudEvent, field of an event.
 _TEXT: Final = {
@@ -106,6 +107,18 @@ def from_cloudevent(found: Any, topic: str) -> Event:
     return _event(found, topic, payload, extra)
 
 
+def from_batch(found: Iterable[Any], topic: str) -> list[Event]:
+    """As ``from_cloudevent``, for each; the error names the place, counted from 0."""
+    events: list[Event] = []
+    try:
+        for one in found:
+            events.append(from_cloudevent(one, topic))  # noqa: PERF401 -- its length is the place
+    except InvalidEvent as error:
+        said = f"event {len(events)} of the batch: {error.message}"
+        raise InvalidEvent(said, hint=error.hint, **error.fields) from error
+    return events
+
+
 def _data_of(found: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     if "data_base64" not in found:
         return found.get("data"), {}
@@ -123,7 +136,7 @@ def _event(
     found: Mapping[str, Any], topic: str, payload: Any, extra: Mapping[str, str] = {}
 ) -> Event:
     if found.get("specversion") != "1.0":
-        raise InvalidEvent("specversion is '1.0'", field="specversion")
+        raise InvalidEvent("specversion must be '1.0'", field="specversion")
     for name in ("id", "source", "type"):
         if not isinstance(found.get(name), str) or not found[name]:
             raise InvalidEvent(f"a CloudEvent has the attribute {name}", field=name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime
 from heapq import heappop, heappush
@@ -16,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from trunkline.broker import cloudevents, exposition
 from trunkline.broker.configs import Config
 from trunkline.broker.http import Ask, decoded, reply
+from trunkline.broker.places import mark, read_mark, read_places
 from trunkline.errors import (
     Invalid,
     InvalidEvent,
@@ -153,15 +153,17 @@ async def publish(ask: Ask) -> Response:
         found = decoded(data, list[dict[str, Any]])
         if not 0 < len(found) <= _BATCH_MAX:
             raise InvalidEvent(f"a batch holds 1 to {_BATCH_MAX} events")
-        events = [cloudevents.from_cloudevent(one, name) for one in found]
+        events = cloudevents.from_batch(found, name)
     elif kind == cloudevents.STRUCTURED:
         events = [cloudevents.from_cloudevent(decode_payload(data), name)]
     elif "ce-specversion" in ask.request.headers:
         events = [cloudevents.from_binary(ask.request.headers.items(), data, name)]
     elif kind == "application/json":
-        events = [_new_event(ask, name, decoded(data, NewEvent))]
+        what = 'an event is {"payload": …}, and may have key, headers, type, id'
+        events = [_new_event(ask, name, decoded(data, NewEvent, what))]
     else:
-        raise Invalid(f"events do not come as {kind[:80]!r}", code="media_type", status=415)
+        said = f"events come as {cloudevents.KNOWN}, not {kind[:80]!r}"
+        raise Invalid(said, code="media_type", status=415)
     for event in events:
         check_value(event.payload, ask.hub.bus.store.options.limits.depth)  # type: ignore[attr-defined]
     receipts = await ask.hub.publish(ask.who, name, events)
@@ -198,7 +200,7 @@ async def read_events(ask: Ask) -> Response:
     where = ask.query("where")
     wanted = None if where is None else compile_where(where)
     start = ask.query("from", "earliest") or "earliest"
-    begun = _read_places(start)
+    begun = read_places(start)
     places = {
         number: await _offset(ask, name, number, begun.get(number, "earliest" if begun else start))
         for number in partitions
@@ -247,14 +249,6 @@ async def _by_time(ask: Ask, topic: str, places: dict[int, int]) -> AsyncIterato
         await push(number)
 
 
-def _read_places(text: str) -> dict[int, str]:
-    """``next`` of a page of several partitions: ``0:5,1:7``; nothing if it is another place."""
-    pairs = [part.partition(":") for part in text.split(",")]
-    if not all(_OFFSET.fullmatch(number) and _OFFSET.fullmatch(at) for number, _, at in pairs):
-        return {}
-    return {int(number): at for number, _, at in pairs}
-
-
 async def _partitions(ask: Ask, topic: str) -> range:
     """The one that is asked for, or all."""
     count = (await ask.hub.bus.topics())[topic].partitions
@@ -287,7 +281,7 @@ async def read_event(ask: Ask) -> Response:
     return reply(envelope_of(found[0]))
 
 
-async def _offset(ask: Ask, topic: str, partition: int, text: str) -> int:
+async def _offset(ask: Ask, topic: str, partition: int, text: str, name: str = "from") -> int:
     """An offset, ``earliest``, ``latest``, or a time: what was written since."""
     store = ask.hub.bus.store
     first, end = await store.bounds(topic, partition)
@@ -297,7 +291,7 @@ async def _offset(ask: Ask, topic: str, partition: int, text: str) -> int:
         return min(max(int(text), first), end)
     when = read_time(text)
     if when is None:
-        raise InvalidOption("from is an offset, earliest, latest or a time", name="from")
+        raise InvalidOption(f"{name} is an offset, earliest, latest or a time", name=name)
     return await store.seek(topic, partition, when)
 
 
@@ -309,29 +303,13 @@ async def tail(ask: Ask) -> Response:
     wanted = None if where is None else compile_where(where)
     limit = ask.number("limit", 0, 0, 1_000_000)
     start = ask.query("from", "latest") or "latest"
-    after = _read_mark(ask.request.headers.get("last-event-id", ""), partitions)
+    after = read_mark(ask.request.headers.get("last-event-id", ""), partitions)
     places = {}
     for number in partitions:
         text = str(after[number] + 1) if number in after else start
         places[number] = await _offset(ask, name, number, text)
     stream = _tailed(ask, name, places, wanted, limit)
     return StreamingResponse(stream, media_type="text/event-stream")
-
-
-def _mark(places: dict[int, int]) -> str:
-    """Where a stream is: the last offset of each partition, or of its only one."""
-    if len(places) == 1:
-        return str(next(iter(places.values())) - 1)
-    return ",".join(f"{number}:{at - 1}" for number, at in places.items())
-
-
-def _read_mark(text: str, partitions: range) -> dict[int, int]:
-    if len(partitions) == 1 and _OFFSET.fullmatch(text):
-        return {partitions[0]: int(text)}
-    return {number: int(at) for number, at in _read_places(text).items()}
-
-
-_OFFSET = re.compile(r"[0-9]{1,18}")
 
 
 async def _tailed(
@@ -364,7 +342,7 @@ async def _tailed(
                 places[record.partition] = record.offset + 1
                 if wanted is None or wanted(record.event):
                     data = msgspec.json.encode(envelope_of(record))
-                    yield b"id: %b\ndata: %b\n\n" % (_mark(places).encode(), data)
+                    yield b"id: %b\ndata: %b\n\n" % (mark(places).encode(), data)
                     sent += 1
                     if sent == limit:
                         return
@@ -430,7 +408,8 @@ async def _keys(ask: Ask, action: Any) -> Sequence[GroupKey]:
 async def seek_group(ask: Ask) -> Response:
     asked: Seek = await ask.json(Seek)
     keys = await _keys(ask, "admin")
-    floors = [await _offset(ask, key.topic, key.partition, str(asked.to)) - 1 for key in keys]
+    to = str(asked.to)
+    floors = [await _offset(ask, key.topic, key.partition, to, "to") - 1 for key in keys]
     for key, floor in zip(keys, floors, strict=True):
         await ask.hub.bus.store.update(key, lambda group, floor=floor: group.seek(floor))  # type: ignore[misc]
         ask.hub.bus.store.bell.ring(key.topic)

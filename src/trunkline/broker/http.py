@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 _NAMES = "trunkline.names"  # in a request's scope: those in the client's certificate
 _BODY_S = 60.0
+_TOKEN = "send Authorization: Bearer with a token; 'trunkline token create' makes one"
 _SECURITY = {
     "x-content-type-options": "nosniff",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -117,11 +118,12 @@ class Ask:
         self.hub.require(self.who, action, topic, group)
 
 
-def decoded(body: bytes, kind: Any) -> Any:
+def decoded(body: bytes, kind: Any, hint: str = "") -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeError, ValueError) as error:
-        raise InvalidOption(f"the body is not what is expected: {reason(error)}") from error
+        said = f"the body is not what is expected: {reason(error)}"
+        raise InvalidOption(said, hint=hint) from error
 
 
 def reply(value: Any, status: int = 200, media: str = "application/json") -> Response:
@@ -246,7 +248,9 @@ def application(hub: Hub, gate: Gate) -> Any:
                 who, is_wrong = gate.principal(request.headers, request.scope[_NAMES])
                 if (who is None or is_wrong) and not endpoint.open:
                     hub.denied(Principal(""), "connect", "")
-                    raise Denied("not authenticated", code="unauthenticated", status=401)
+                    raise Denied(
+                        "not authenticated", hint=_TOKEN, code="unauthenticated", status=401
+                    )
                 who = who or access.NOBODY
                 _refuse_unknown(request, endpoint)
                 wait_s = hub.rate(who)

@@ -19,7 +19,7 @@ import msgspec
 
 from trunkline import access
 from trunkline.access import Principal
-from trunkline.broker.cloudevents import from_cloudevent
+from trunkline.broker.cloudevents import from_batch, from_cloudevent
 from trunkline.broker.hub import Hub
 from trunkline.broker.subscriber import Held, Subscriber
 from trunkline.bus import Outcome
@@ -84,7 +84,7 @@ def read_cloudevents(data: bytes) -> list[Any]:
         if not isinstance(found, list):
             event = from_cloudevent(found, "")
             return [Publish(corr=event.id, event=event)]
-        events = [from_cloudevent(one, "") for one in found]
+        events = from_batch(found, "")
         return [Publish(corr=events[0].id, events=events)]
     except TrunklineError as error:
         return [Bad(ProtocolError(error.message, code=code_of(error)))]

@@ -14,6 +14,7 @@ import msgspec
 from trunkline.access import EVERYTHING, Grant, Token
 from trunkline.cli import branch, leaf
 from trunkline.cli.places import bus_url, duration
+from trunkline.cli.render import Output
 from trunkline.errors import InvalidOption
 
 T = TypeVar("T")
@@ -82,16 +83,15 @@ def run_ls(args: argparse.Namespace) -> None:
     async def listed(rights: Any) -> list[Token]:
         return sorted(rights.tokens.values(), key=lambda token: str(token.created))
 
+    rows = []
     for token in _with_rights(args, listed):
         shown = msgspec.to_builtins(token)
         del shown["digest"]
-        if args.json:
-            print(json.dumps(shown))
-        elif args.quiet:
-            print(token.id)
-        else:
-            state = "revoked" if token.revoked else str(shown.get("expires", "for ever"))
-            print(f"{token.id}  {token.agent}  {state}  {_said(token)}")
+        if not args.json:
+            counts = "revoked" if token.revoked else shown.get("expires") or "for ever"
+            shown |= {"counts": counts, "allows": _said(token)}
+        rows.append(shown)
+    Output(args).table(rows, ("id", "agent", "counts", "allows"), "no tokens")
 
 
 def run_revoke(args: argparse.Namespace) -> None:
@@ -107,10 +107,11 @@ def run_revoke(args: argparse.Namespace) -> None:
 
 
 def _said(token: Token) -> str:
-    return "; ".join(
-        f"{'not ' if grant.deny else ''}{','.join(grant.actions)} {','.join(grant.topics)}"
-        for grant in token.grants
-    )
+    def said(grant: Grant) -> str:
+        what = f"{'not ' if grant.deny else ''}{','.join(grant.actions)} {','.join(grant.topics)}"
+        return what if grant.groups == (">",) else f"{what} as {','.join(grant.groups)}"
+
+    return "; ".join(map(said, token.grants))
 
 
 def _with_rights(args: argparse.Namespace, job: Callable[[Any], Awaitable[T]]) -> T:

@@ -275,6 +275,13 @@ def test_backoff_grows_to_its_bound_with_full_jitter() -> None:
     assert backoff_s(options, 3, 0.0) == 0.0
 
 
+def test_another_policy_is_told_by_what_differs() -> None:
+    group = Group(GroupOptions(max_retries=1, ordering="none"))
+    with pytest.raises(Conflict, match="policy: max_retries 1 -> 2, ordering none -> key") as told:
+        group.define(GroupOptions(max_retries=2), 0)
+    assert "trunkline group seek" in told.value.hint
+
+
 @pytest.mark.parametrize("policy", [{"max_retries": 1}, 5, None, "earliest"])
 def test_a_policy_of_another_type_is_refused(policy: Any) -> None:
     group = Group()

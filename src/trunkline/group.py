@@ -310,11 +310,15 @@ class Group:
         if not self.created:
             self._do(Created(floor, options))
         elif options != self.options:
+            have, want = (msgspec.structs.asdict(one) for one in (self.options, options))
+            told = (f"{n} {have[n]} -> {want[n]}" for n in have if have[n] != want[n])
             raise Conflict(
-                "the group exists with another policy",
+                f"the group exists with another policy: {', '.join(told)}",
                 have=self.options,
                 want=options,
-                hint="a group's policy is set once; remove the group or take another name",
+                hint="leave the policy out to keep the old one; to change it and keep the place, "
+                "note the floors by 'trunkline group info', remove the group by 'trunkline group "
+                "rm', subscribe with start='latest' and 'trunkline group seek' to each floor + 1",
             )
 
     # -- what it knows -------------------------------------------------------------------------

@@ -206,7 +206,8 @@ async def test_health_tells_of_a_handler_that_could_not_begin(bus: LocalBus) -> 
         await bus.drain(5)
     health = await bus.health()
     assert health["ok"] is False
-    assert "another policy" in health["failed"][0]
+    assert "group billing on orders" in health["failed"][0]
+    assert "another policy: max_retries 1 -> " in health["failed"][0]
     with pytest.raises(Conflict):
         await bus.stop()
 

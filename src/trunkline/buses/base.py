@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from trunkline.bus import Start
 from trunkline.clock import Clock
-from trunkline.errors import Closed, InvalidEvent, InvalidOption
+from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption
 from trunkline.event import PRIORITIES, Event, Receipt, check_event, new_ids
 from trunkline.middleware import PublishNext, compose
 from trunkline.options import BusOptions, Flow, GroupOptions, Limits
@@ -153,6 +153,8 @@ class BusBase(ABC):
         fields = dict(fields)
         delay_s = fields.pop("delay_s", None)
         if delay_s is not None:
+            if fields.get("not_before") is not None:
+                raise InvalidEvent("delay_s and not_before both say when", hint="give one of them")
             fields["not_before"] = self.clock.now() + _span(delay_s)
         rank = fields.get("priority")
         if isinstance(rank, int) and 0 <= rank < len(PRIORITIES):
@@ -222,13 +224,17 @@ class BusBase(ABC):
 
     def _begin(self, options: dict[str, Any], handler: Handler, workers: int) -> None:
         options = dict(options)
-        subscription = self._subscription(options.pop("topic"), options.pop("group"), options)
+        topic, group = options.pop("topic"), options.pop("group")
+        subscription = self._subscription(topic, group, options)
         ready = asyncio.Event()
         self._starting.add(ready)
 
         async def work() -> None:
             try:
                 await subscription.__aenter__()
+            except Conflict as error:  # it is told far from where the handler was registered
+                said = f"the handler of group {group} on {topic} cannot begin: {error.message}"
+                raise Conflict(said, hint=error.hint, **error.fields) from None
             finally:
                 ready.set()
                 self._starting.discard(ready)

@@ -116,9 +116,10 @@ def test_a_topic_that_never_comes_is_told_after_the_wait(run: Run, words: str) -
         f"trunkline: there is no topic {topic} yet\n"
         f"trunkline: there is no topic {topic} (trunkline topic ls)\n"
     )
+    assert run("group", "ls", "-q").out.strip() == ""
 
 
-@pytest.mark.parametrize("words", ["", "--group g"])
+@pytest.mark.parametrize("words", ["", "--group g", "--group g --from end"])
 def test_a_topic_that_is_not_there_yet_is_waited_for(run: Run, start: Start, words: str) -> None:
     run("init")
     waiting = start("sub", "soon", *words.split(), "--wait", "20", "--count", "1")

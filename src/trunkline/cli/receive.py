@@ -41,6 +41,7 @@ from trunkline.options import Flow
 from trunkline.topics import check_group, check_pattern, matches
 
 _READ = 1000
+_LOOK_S = 0.05
 Place = tuple[str, int]
 Write = Callable[[Record, int], None]
 
@@ -314,17 +315,31 @@ async def _consume(args: argparse.Namespace, start: Any, write: Write) -> int:
         async def is_there() -> bool:
             return any(matches(args.topic, name) for name in await bus.topics())
 
-        if not await is_there():
-            Output(args).note(f"there is no topic {args.topic} yet")
-        subscription = bus.subscribe(args.topic, group=args.group, where=args.where, **options)
+        subscription: Any = None
+        stopped = asyncio.Event()
 
         def stop(exit_code: int) -> None:
             code.append(exit_code)
-            subscription.drain()
+            stopped.set()
+            if subscription is not None:
+                subscription.drain()
 
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, stop, INTERRUPTED)
         loop.add_signal_handler(signal.SIGTERM, stop, OK)
+        if not await is_there():  # a group is made only for a topic that is
+            Output(args).note(f"there is no topic {args.topic} yet")
+            until = math.inf if args.wait is None else time.monotonic() + args.wait
+            while not (code or await is_there()):
+                if time.monotonic() >= until:
+                    raise NotFound(f"there is no topic {args.topic}", hint="trunkline topic ls")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopped.wait(), _LOOK_S)
+            if code:
+                return code[0]
+            if start == "latest":  # all that is there now came after we did
+                options["start"] = "earliest"
+        subscription = bus.subscribe(args.topic, group=args.group, where=args.where, **options)
         shown = 0
         async with subscription as deliveries:
             while not code and shown != args.count:
@@ -336,6 +351,4 @@ async def _consume(args: argparse.Namespace, start: Any, write: Write) -> int:
                 write(delivery.record, delivery.attempt)
                 delivery.finish(Outcome.ACK)
                 shown += 1
-        if not code and not await is_there():
-            raise NotFound(f"there is no topic {args.topic}", hint="trunkline topic ls")
     return code[0] if code else OK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from functools import partial
 from typing import Any
 
@@ -85,6 +86,7 @@ async def test_a_signal_is_not_logged_and_a_failure_is(caplog: pytest.LogCapture
         await run(Fixed(1), fail, workers=1)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "orders/0@1" in caplog.text
+    assert re.search(rf" at {re.escape(__file__)}:\d+$", caplog.records[0].getMessage())
 
 
 async def test_a_handler_that_is_cancelled_gives_its_record_back() -> None:

@@ -346,7 +346,7 @@ class Claims:
                 if self._run_out(blockers):
                     self._append_renewal(claim, ttl_s, blockers)
                 elif until is not None and self._clock.monotonic() >= until:
-                    raise _taken(claim.path, blockers[0])
+                    raise _taken(claim.path, blockers[0], hint="it was waited for in vain")
                 else:
                     if claim.expires_at and claim.expires_at - now < timedelta(seconds=ttl_s / 2):
                         self._append_renewal(claim, ttl_s)
@@ -537,13 +537,13 @@ def _contends(earlier: Claim, later: Claim) -> bool:
     return not earlier.ended and earlier.actor != later.actor and overlap(earlier.path, later.path)
 
 
-def _taken(path: str, claim: Claim) -> Conflict:
+def _taken(path: str, claim: Claim, hint: str = "wait for it with --wait") -> Conflict:
     until = f" until {_iso(claim.expires_at)}" if claim.expires_at else ""
     return Conflict(
         f"{path} is claimed: {claim.actor} holds {claim.path}{until}, token {claim.token}",
         path=path,
         claim=claim,
-        hint="wait for it with --wait",
+        hint=hint,
     )
 
 

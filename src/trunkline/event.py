@@ -153,11 +153,11 @@ def check_event(event: Event, limits: Limits) -> None:
         raise InvalidEvent("an id is not empty", field="id")
     if event.space is not None:
         check_space(event.space)
-    if event.priority not in PRIORITIES or event.band not in BANDS:
-        raise InvalidEvent(
-            f"unknown priority or band: {event.priority!r}, {event.band!r}",
-            hint=f"priorities: {', '.join(PRIORITIES)}; bands: {', '.join(BANDS)}",
-        )
+    if event.priority not in PRIORITIES:
+        known = ", ".join(PRIORITIES)
+        raise InvalidEvent(f"unknown priority: {event.priority!r}", hint=f"priorities: {known}")
+    if event.band not in BANDS:
+        raise InvalidEvent(f"unknown band: {event.band!r}", hint=f"bands: {', '.join(BANDS)}")
     if event.ttl_s is not None and not _is_span(event.ttl_s):
         raise InvalidEvent(f"ttl_s is a number of seconds, not {event.ttl_s!r}", field="ttl_s")
     _check_time("ts", event.ts)

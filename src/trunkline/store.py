@@ -119,6 +119,9 @@ def pick_partition(event: Event, partitions: int, turn: int) -> int:
     return turn % partitions if key is None else partition_for(key, partitions)
 
 
+_SCHEMES = "memory: or file:<folder>; connect also takes ws:// and wss://, for a broker"
+
+
 def check_url(url: object) -> str:
     if not isinstance(url, str):
         raise InvalidOption(f"not a bus: {url!r}", value=url, hint="for example file:.bus")
@@ -140,4 +143,4 @@ def open_store(url: str, **options: Any) -> Store:
         if "?" in place:
             raise InvalidOption(f"not a folder: {place}", hint="options are arguments of their own")
         return FileStore(place.removeprefix("//") if place.startswith("///") else place, **options)
-    raise InvalidOption(f"no store for {scheme!r}", value=url, hint="use memory: or file:<folder>")
+    raise InvalidOption(f"no store for {scheme!r}", value=url, hint=_SCHEMES)

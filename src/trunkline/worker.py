@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
+import sysconfig
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -13,6 +16,11 @@ from trunkline.bus import Delivery, Outcome, Subscription
 from trunkline.errors import InvalidOption, Reject, Retry
 from trunkline.middleware import compose
 
+_LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    os.path.dirname(__file__),
+    "<frozen",
+)
 logger = logging.getLogger(__name__)
 
 Handler = Callable[..., Any]
@@ -102,8 +110,16 @@ async def _handle(
         delivery.finish(Outcome.TERM, None, signal.reason)
         return signal
     except Exception as error:  # noqa: BLE001 -- a handler may fail in any way
-        logger.warning("%r failed: %r", delivery, error)
+        logger.warning("%r failed: %r at %s", delivery, error, _place(error))
         delivery.finish(Outcome.NACK, None, f"{type(error).__name__}: {error}")
         return error
     delivery.finish(Outcome.ACK)
     return None
+
+
+def _place(error: BaseException) -> str:
+    """Where in the user's code it happened: the innermost line that is of no library, if any."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    found = (own or frames)[-1]
+    return f"{found.filename}:{found.lineno}"

@@ -7,10 +7,11 @@ from typing import Any, cast
 
 from trunkline.buses.local import LocalBus
 from trunkline.errors import InvalidOption
-from trunkline.options import BusOptions
+from trunkline.options import BusOptions, StoreOptions
 from trunkline.store import check_url, open_store
 
 _BUS = frozenset(BusOptions.__struct_fields__)
+_STORE = frozenset(StoreOptions.__struct_fields__)
 _LOCAL = frozenset({"on_publish", "on_message", "hooks", "draw"})
 
 
@@ -33,6 +34,11 @@ def connect(
         remote = RemoteBus(url, clock=clock, middleware=middleware, **options)
         return cast(LocalBus, remote)  # it has the same calls, and no store
     mine = {name: options.pop(name) for name in list(options) if name in _BUS | _LOCAL}
+    if unknown := options.keys() - _STORE:
+        raise InvalidOption(
+            f"there is no option {', '.join(sorted(unknown))}",
+            hint=f"known options: {', '.join(sorted(_STORE | _BUS))}",
+        )
     store = open_store(url, clock=clock, **options)
     bus = LocalBus(store, clock=clock, **mine)
     if bus.options.audit:

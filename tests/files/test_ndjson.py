@@ -500,6 +500,18 @@ def test_tidying_up_leaves_consumers_with_similar_names_alone(log: str, offsets:
     assert not any(os.path.exists(path) for path in litter)
 
 
+def test_status_shows_the_consumers_of_its_own_file(
+    trunkline_cli: Run, log: str, offsets: str
+) -> None:
+    emit(log, "a")
+    poll(trunkline_cli, log, offsets, "--now-ts", NOW)
+
+    shown = trunkline_cli("ndjson", "status", "--events-file", "nosuch", "--offsets-dir", offsets)
+
+    assert shown.out.splitlines()[0] == b"nosuch: 0 lines"
+    assert b"next line" not in shown.out
+
+
 def test_status_and_replay(trunkline_cli: Run, log: str, offsets: str) -> None:
     for name in ("a", "b", "a"):
         emit(log, name)

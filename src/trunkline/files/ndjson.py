@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from trunkline.errors import InvalidEvent, InvalidName, InvalidOption, StorageError
@@ -351,7 +351,7 @@ def replay(
 def consumers(
     events_file: str = EVENTS_FILE, offsets_dir: str = OFFSETS_DIR
 ) -> tuple[int, list[ConsumerState]]:
-    """The number of lines, and every consumer with its lag, by name."""
+    """The number of lines, and every consumer of this file with its lag, by name."""
     total = 0
     if os.path.exists(events_file):
         with open(events_file, "rb") as file:
@@ -362,8 +362,10 @@ def consumers(
         if entry.startswith(".") or name == entry:
             continue
         reader = Consumer(name, events_file, offsets_dir)
-        next_line, _ = reader._cursor()
         offset = _load(reader.offset_file) or {}
+        if not _is_same(offset.get("events_file"), events_file):
+            continue
+        next_line, _ = reader._cursor()
         _, mark, polls = reader._memo()
         found.append(
             ConsumerState(
@@ -451,6 +453,16 @@ def _compact(value: Any) -> str:
 def _as_given(path: str) -> str:
     """The path as it was given, without what says nothing: ``./``, ``//``, a last ``/``."""
     return str(PurePath(path))
+
+
+def _is_same(noted: Any, events_file: str) -> bool:
+    """Whether an offset is of this log. A path that was noted relative to some other folder may
+    still mean it.
+    """
+    if not isinstance(noted, str):
+        return True
+    here = os.path.realpath(events_file)
+    return os.path.realpath(noted) == here or Path(here).match(noted)
 
 
 def _moment(text: Any) -> datetime | None:

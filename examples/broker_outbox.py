@@ -16,10 +16,11 @@ async def main() -> None:
     outbox.create()
 
     with engine.begin() as connection:
-        connection.execute(orders.insert().values(id=1))
-        outbox.add(connection, "orders", {"id": 1}, key="order-1")
+        (number,) = connection.execute(orders.insert().returning(orders.c.id)).one()
+        outbox.add(connection, "orders", {"id": number}, key=f"order-{number}")
     with engine.connect() as connection:
-        outbox.add(connection, "orders", {"id": 2})
+        connection.execute(orders.insert())
+        outbox.add(connection, "orders", {"id": number + 1})
         connection.rollback()  # neither the order nor its event
 
     async with trunkline.connect("file:.bus-outbox") as bus:

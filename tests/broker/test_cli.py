@@ -64,7 +64,7 @@ def test_a_list_of_tokens_says_what_each_may(
     capsys.readouterr()
     run("token", "ls", "--url", url)
     head, biller, shop = capsys.readouterr().out.splitlines()
-    assert head.split() == ["id", "agent", "counts", "allows"]
+    assert head.split() == ["id", "agent", "valid", "allows"]
     assert biller.endswith("subscribe,read orders as billing")
     assert shop.endswith("publish orders")
 

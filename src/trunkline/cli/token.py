@@ -88,10 +88,10 @@ def run_ls(args: argparse.Namespace) -> None:
         shown = msgspec.to_builtins(token)
         del shown["digest"]
         if not args.json:
-            counts = "revoked" if token.revoked else shown.get("expires") or "for ever"
-            shown |= {"counts": counts, "allows": _said(token)}
+            until = f"until {shown['expires']}" if token.expires else "for ever"
+            shown |= {"valid": "revoked" if token.revoked else until, "allows": _said(token)}
         rows.append(shown)
-    Output(args).table(rows, ("id", "agent", "counts", "allows"), "no tokens")
+    Output(args).table(rows, ("id", "agent", "valid", "allows"), "no tokens")
 
 
 def run_revoke(args: argparse.Namespace) -> None:

@@ -46,6 +46,7 @@ def places(root: str, edge: Edge = "starting", *, stream: bool = False, **option
         ({"subscribe": "a", "startingOffsets": '{"a":{"0":0}}'}, "offsets count from 1"),
         ({"subscribe": "a", "endingOffsets": '{"a":{"0":-2}}'}, "cannot be -2"),
         ({"subscribe": "a", "endingOffsets": "{"}, "is no JSON"),
+        ({"subscribe": "a", "startingOffsets": "begin"}, "is not earliest, latest or JSON"),
         ({"subscribe": "a", "startingTimestamp": "soon"}, "is no time"),
         ({"subscribe": "a", "badRecords": "drop"}, "fail or column or skip"),
         ({"subscribe": "a", "failOnDataLoss": "no"}, "true or false"),

@@ -114,6 +114,25 @@ def test_a_run_a_status_and_a_report(
     assert str(out) in capsys.readouterr().out
 
 
+def test_a_run_tells_what_was_set_aside(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_log(tmp_path / "bus", 5)
+    folder = Folder(root)
+    append(folder, [make_event(9), make_event(10)])  # without a type
+    folder.close()
+    lake = str(tmp_path / "lake")
+    assert spark.range(1).count() == 1
+
+    assert run("pipeline", "run", "clean", "--url", f"file:{root}", "--lake", lake) == 0
+
+    said = capsys.readouterr().out
+    assert said.startswith("clean          5 rows, 2 set aside (see table quarantine) in ")
+    assert run("pipeline", "status", "--lake", lake, "--json") == 0
+    (status,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (status["rows"], status["set_aside"], status["refused"]) == (5, 2, "quarantine")
+
+
 def test_a_replay_that_has_a_name_is_sent_once(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

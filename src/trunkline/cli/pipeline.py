@@ -126,8 +126,12 @@ def _show(args: argparse.Namespace, outcome: Any) -> None:
     elif outcome.error:
         print(f"{outcome.name:14} failed: {outcome.error}", file=sys.stderr, flush=True)
     elif not args.quiet:
-        sent = f", {outcome.published} published" if outcome.published else ""
-        print(f"{outcome.name:14} {outcome.rows} rows{sent} in {outcome.seconds} s", flush=True)
+        told = f"{outcome.rows} rows"
+        if outcome.set_aside:
+            told += f", {outcome.set_aside} set aside (see table {outcome.refused})"
+        if outcome.published:
+            told += f", {outcome.published} published"
+        print(f"{outcome.name:14} {told} in {outcome.seconds} s", flush=True)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -147,7 +151,7 @@ def _status(args: argparse.Namespace) -> int:
     lake = import_module("trunkline.spark.report").find_lake(args.lake)
     ran = import_module("trunkline.spark.jobs").read_outcomes(lake)
     rows = [import_module("msgspec").structs.asdict(one) for one in ran]
-    columns = ("name", "at", "seconds", "rows", "published", "state")
+    columns = ("name", "at", "seconds", "rows", "set_aside", "published", "state")
     rows = [row | {"state": row["error"] or "ok"} for row in rows]
     Output(args).table(rows, columns, empty="no pipeline has run on this lake")
     return OK

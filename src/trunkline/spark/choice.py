@@ -228,6 +228,11 @@ def _edge(given: dict[str, str], edge: Edge, default: str) -> Any:
         if text == "earliest" and edge == "ending":
             raise InvalidOption("endingOffsets=earliest reads nothing", hint="use latest")
         return text
+    if text[:1].isalpha():
+        words = "earliest, latest or JSON" if edge == "starting" else "latest or JSON"
+        raise InvalidOption(
+            f"{edge}Offsets={text!r} is not {words}", hint='for example {"orders":{"0":23,"1":-2}}'
+        )
     found = _by_partition(f"{edge}Offsets", text)
     placed = {topic: {int(p): int(at) for p, at in ps.items()} for topic, ps in found.items()}
     for topic, parts in placed.items():

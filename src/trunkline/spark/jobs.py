@@ -67,6 +67,8 @@ class Ran(msgspec.Struct, frozen=True):
     published: int = 0
     error: str = ""
     events: int = 0
+    set_aside: int = 0  # the rows of the table ``refused``
+    refused: str = ""
 
 
 @dataclass
@@ -378,6 +380,8 @@ class Runner:
             published=sum(self._published.pop(pipeline.name, {}).values()),
             error=error,
             events=sum(one["numInputRows"] for one in progress),
+            set_aside=self.lake.rows(pipeline.refused) if pipeline.refused else 0,
+            refused=pipeline.refused,
         )
         known = {one.name: one for one in read_outcomes(self.lake)} | {outcome.name: outcome}
         atomic.make_dir(self.lake.path)

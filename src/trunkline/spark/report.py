@@ -131,10 +131,10 @@ def _section(one: Gold) -> str:
 
 def _overview(outcomes: list[Ran]) -> str:
     rows = [
-        [one.name, one.rows, one.published, one.seconds, one.at, one.error or "ok"]
+        [one.name, one.rows, one.set_aside, one.published, one.seconds, one.at, one.error or "ok"]
         for one in outcomes
     ]
-    return _table(["pipeline", "rows", "published", "seconds", "at", "state"], rows)
+    return _table(["pipeline", "rows", "set aside", "published", "seconds", "at", "state"], rows)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

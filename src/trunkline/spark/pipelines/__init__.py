@@ -69,6 +69,7 @@ class Pipeline:
     keys: tuple[str, ...] = ()
     live: str = ""
     table: str = ""
+    refused: str = ""  # the table beside it of what it set aside
     by: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
     to_topic: str = ""

@@ -16,6 +16,7 @@ from trunkline.spark.pipelines import Made, pipeline
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+REFUSED = "quarantine"
 WINDOW_S = 24 * 3600.0
 PLACE = ("topic", "partition", "offset", "timestamp", "id", "key")
 REASON = """CASE
@@ -39,6 +40,7 @@ def stamp(df: DataFrame) -> DataFrame:
     about="each event once by idem_key or id; what is refused with its reason",
     echoes=True,
     stream=stamp,
+    refused=REFUSED,
     by=("topic", "date"),
     chart=("topic", "rows"),
 )
@@ -58,7 +60,7 @@ def transform(
     judged = judge(df, table, promised, window_s).persist()
     refused = judged.where("reason IS NOT NULL").drop("wrong", "again", "lasting")
     passed = judged.where("reason IS NULL")
-    beside = {"quarantine": refused}
+    beside = {REFUSED: refused}
     for topic, schema in promised.schemas.items():
         shape = typed(schema)
         if shape is not None:

@@ -240,3 +240,16 @@ async def test_a_handler_that_hangs_is_ended_after_the_drain_timeout(clock: Manu
     await asyncio.wait_for(bus.close(), 10)
     with pytest.raises(Closed):
         await bus.start()
+
+
+async def test_what_was_given_wrong_is_named_and_nothing_else(bus: LocalBus) -> None:
+    for fields, told in (
+        ({"priority": "urgent"}, r"^unknown priority: 'urgent' \(priorities: [a-z, ]+\)$"),
+        ({"delay_s": 1, "not_before": bus.clock.now()}, "delay_s and not_before both"),
+    ):
+        with pytest.raises(InvalidEvent, match=told):
+            await bus.publish("orders", 1, **fields)
+    with pytest.raises(InvalidOption, match=r"no option colour .*audit.*drain_timeout_s"):
+        trunkline.connect("memory:", colour="red")
+    with pytest.raises(InvalidOption, match="ws://"):
+        trunkline.connect("redis://x")

@@ -204,7 +204,8 @@ def _failure(url: str, status: int, body: bytes) -> TrunklineError:
     except msgspec.DecodeError:
         said = _Said(f"it answered {status}")
     if status in (401, 403):
-        return Denied(f"{url}: {said.message}", hint=said.hint or "give option token")
+        hint = "give option token" if status == 401 else said.hint  # here no header can be sent
+        return Denied(f"{url}: {said.message}", hint=hint)
     if status == 404:
         return NotFound(said.message, hint=said.hint or "'trunkline topic ls' lists topics")
     return StorageError(f"{url}: {said.message}", hint=said.hint)

@@ -195,7 +195,8 @@ def test_only_the_chosen_topics(tmp_path: Path) -> None:
     source = f"file:{tmp_path / 'a'}"
     with sync.open(source) as bus:
         for topic in ("orders.eu", "orders.us", "mail", "mail.DLQ", "system.x"):
-            bus.publish(topic, {"text": topic})
+            letter = {"dlq-reason": "rejected"} if topic.endswith(".DLQ") else {}
+            bus.publish(topic, {"text": topic}, headers=letter)
 
     assert carry(source, f"ndjson:{tmp_path / 'b'}", "orders.*", "mail.DLQ").copied == 3
     assert content(f"ndjson:{tmp_path / 'b'}") == ["mail.DLQ", "orders.eu", "orders.us"]

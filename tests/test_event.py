@@ -347,3 +347,10 @@ def test_json_from_outside_is_read(text: str | bytes) -> None:
 def test_what_is_no_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(InvalidEvent):
         decode_payload(text)
+
+
+def test_an_event_for_dead_letters_is_a_letter() -> None:
+    with pytest.raises(InvalidEvent, match="not a dead letter") as told:
+        check_event(Event(topic="orders.DLQ", payload=1, headers={"region": "eu"}), LIMITS)
+    assert "Reject" in told.value.hint
+    check_event(Event(topic="orders.DLQ", payload=1, headers={"dlq-reason": "rejected"}), LIMITS)

@@ -14,7 +14,7 @@ import msgspec
 
 from trunkline.clock import Clock
 from trunkline.errors import NotFound
-from trunkline.event import Event, Record, new_id
+from trunkline.event import LETTER_MARK, Event, Record, new_id
 from trunkline.group import Group
 from trunkline.options import GroupOptions
 from trunkline.store import GroupKey, Store
@@ -54,7 +54,7 @@ def write_letter(
         "dlq-offset": str(record.offset),
         "dlq-group": group,
         "dlq-attempts": str(attempts),
-        "dlq-reason": reason,
+        LETTER_MARK: reason,
         "dlq-error": text,
         "dlq-at": at.isoformat(),
         "dlq-id": record.event.id,
@@ -84,13 +84,18 @@ def read_letter(record: Record) -> Letter | None:
             origin=int(headers["dlq-offset"]),
             group=headers["dlq-group"],
             attempts=int(headers["dlq-attempts"]),
-            reason=headers["dlq-reason"],
+            reason=headers[LETTER_MARK],
             error=headers["dlq-error"],
             at=headers["dlq-at"],
             event=record.event,
         )
     except (KeyError, ValueError):
         return None
+
+
+def keeps_books(key: GroupKey) -> bool:
+    """Whether the group is a desk: nobody consumes by it, and its lag is the open letters."""
+    return key.group == DESK and is_dead(key.topic)
 
 
 class Redrive(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ import msgspec
 
 from trunkline.errors import InvalidEvent, reason
 from trunkline.options import Limits
-from trunkline.topics import check_space, check_topic
+from trunkline.topics import check_space, check_topic, is_dead
 
 PRIORITIES: Final = ("critical", "high", "normal", "low")
 RANK: Final = {name: rank for rank, name in enumerate(PRIORITIES)}
@@ -136,6 +136,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     durability: str = "fsync"
 
 
+LETTER_MARK = "dlq-reason"  # the header by which a dead letter is told from any other event
 _TEXT_FIELDS = ("type", "actor", "subject", "key", "idem_key", "trace", "cause")
 
 
@@ -170,6 +171,12 @@ def check_event(event: Event, limits: Limits) -> None:
             raise InvalidEvent("caps is a list of names", field="caps")
         for cap in event.caps:
             check_text("caps", cap, limits.text_bytes)
+    if is_dead(event.topic) and LETTER_MARK not in event.headers:
+        raise InvalidEvent(
+            f"not a dead letter: {event.topic} takes what a group gave up, with the reason",
+            field="topic",
+            hint="a handler that raises Reject, or delivery.term(reason), makes one",
+        )
 
 
 def check_text(name: str, value: Any, bytes_max: int = 1024) -> None:

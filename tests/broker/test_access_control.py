@@ -56,6 +56,8 @@ async def tokens(broker: Broker) -> dict[str, str | None]:
 
 PLACE = {"topic": "orders", "partition": 0, "group": "billing", "offset": 1}
 
+LETTER = {"dlq-reason": "rejected"}
+
 # What each frame needs: the frame, and who may.
 FRAMES: tuple[tuple[dict[str, Any], set[str]], ...] = (
     ({"type": "PUBLISH", "topic": "orders", "payload": 1}, {"publisher", "manager", "admin"}),
@@ -63,7 +65,7 @@ FRAMES: tuple[tuple[dict[str, Any], set[str]], ...] = (
         {"type": "PUBLISH", "events": [{"topic": "orders", "payload": 1}]},
         {"publisher", "manager", "admin"},
     ),
-    ({"type": "PUBLISH", "topic": "orders.DLQ", "payload": 1}, {"admin"}),
+    ({"type": "PUBLISH", "topic": "orders.DLQ", "payload": 1, "headers": LETTER}, {"admin"}),
     ({"type": "PUBLISH", "topic": "system.metrics", "payload": 1}, {"admin"}),
     ({"type": "PUBLISH", "topic": "system.access", "payload": 1}, set()),
     (

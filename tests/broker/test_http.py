@@ -407,6 +407,30 @@ class TestGroupsAndLetters:
         assert len(dropped.json()["dropped"]) == 1
         assert (await http.get("/topics/t/dlq")).json()["letters"] == []
 
+    async def test_the_group_that_keeps_the_books_is_shown_when_asked_for(
+        self, http: httpx.AsyncClient, one: Any
+    ) -> None:
+        await publish(http, "t", 1)
+        await one.subscribe("t", "g")
+        await one.nack(await one.hear("MESSAGE"), dead=True)
+        await until(lambda: _letters(http, 1))
+
+        async def names(query: str) -> list[str]:
+            found = (await http.get(f"/groups{query}")).json()["groups"]
+            return [group["group"] for group in found]
+
+        assert await names("") == ["g"]
+        assert await names("?all=true") == ["g", "desk"]
+
+    async def test_a_dead_letter_is_not_made_by_hand(
+        self, http: httpx.AsyncClient, one: Any
+    ) -> None:
+        done = await http.post("/topics/t.DLQ/events", json={"payload": 1})
+        assert (done.status_code, done.json()["code"]) == (400, "invalid_event")
+        said = await one.ask("PUBLISH", topic="t.DLQ", payload=1)
+        assert (said["type"], said["code"]) == ("ERROR", "invalid_event")
+        assert (await http.get("/topics/t.DLQ")).status_code == 404
+
 
 class TestSchemas:
     async def test_a_payload_that_does_not_fit_is_refused_with_its_path(

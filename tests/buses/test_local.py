@@ -253,3 +253,19 @@ async def test_what_was_given_wrong_is_named_and_nothing_else(bus: LocalBus) -> 
         trunkline.connect("memory:", colour="red")
     with pytest.raises(InvalidOption, match="ws://"):
         trunkline.connect("redis://x")
+
+
+async def test_a_dead_letter_topic_takes_letters_alone(bus: LocalBus) -> None:
+    letter = {"dlq-reason": "rejected"}
+    for publish in (
+        lambda: bus.publish("orders.DLQ", 1),
+        lambda: bus.publish("orders.DLQ", 1, key="k"),
+        lambda: bus.publish(Event(topic="orders.DLQ", payload=1)),
+        lambda: bus.publish_many("orders.DLQ", [1, 2]),
+        lambda: bus.publish_many("orders.DLQ", [Event(topic="orders.DLQ", payload=1)]),
+    ):
+        with pytest.raises(InvalidEvent, match="not a dead letter"):
+            await publish()
+    assert await bus.topics() == {}
+    await bus.publish_many("orders.DLQ", [Event(topic="orders.DLQ", headers=letter)])
+    assert len(await bus.read("orders.DLQ")) == 1

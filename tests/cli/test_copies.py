@@ -55,7 +55,7 @@ def test_compressed_segments_dead_letters_and_damage_are_copied_too(run: Run, ho
     folder = Folder(".bus")
     assert pack_segments(folder, "t", 0) == 1
     folder.close()
-    run("pub", "t.DLQ", "1")
+    run("pub", "t.DLQ", "1", "-H", "dlq-reason:rejected")
     damaged = home / ".bus" / "wal" / "t~1.00000001.jsonl"
     damaged.rename(f"{damaged}.corrupt")
 

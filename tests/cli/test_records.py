@@ -353,3 +353,11 @@ def test_offsets_count_from_1(run: Run) -> None:
 
     assert "(they count from 1)" in run("get", "t", "0").err
     assert "(retention or a purge removed it)" in run("get", "t", "2").err
+
+
+def test_a_dead_letter_is_not_made_by_hand(run: Run, home: Path) -> None:
+    for words, stdin in ((("pub", "t.DLQ", "1"), ""), (("pub", "t.DLQ"), lines(2))):
+        done = run(*words, stdin=stdin)
+        assert (done.code, done.out) == (4, "")
+        assert "not a dead letter" in done.err
+    assert not (home / ".bus").exists()

@@ -16,6 +16,7 @@ from trunkline.broker import cloudevents, exposition
 from trunkline.broker.configs import Config
 from trunkline.broker.http import Ask, decoded, reply
 from trunkline.broker.places import mark, read_mark, read_places
+from trunkline.dead import keeps_books
 from trunkline.errors import (
     Invalid,
     InvalidEvent,
@@ -386,7 +387,12 @@ async def _group(ask: Ask, key: GroupKey) -> dict[str, Any]:
 
 
 async def list_groups(ask: Ask) -> Response:
-    keys = [k for k in await ask.hub.bus.store.groups() if ask.hub.allows(ask.who, "read", k.topic)]
+    every = ask.flag("all")
+    keys = [
+        key
+        for key in await ask.hub.bus.store.groups()
+        if ask.hub.allows(ask.who, "read", key.topic) and (every or not keeps_books(key))
+    ]
     return reply({"groups": [await _group(ask, key) for key in keys]})
 
 

@@ -92,7 +92,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         answers=text_answer("text/event-stream"),
         tag="events",
     ),
-    Endpoint("GET", "/groups", endpoints.list_groups, "all groups", tag="groups"),
+    Endpoint(
+        "GET",
+        "/groups",
+        endpoints.list_groups,
+        "all groups",
+        None,
+        parameter("all", "true: those that keep the books of dead letters too"),
+        tag="groups",
+    ),
     Endpoint(
         "GET", "/topics/{topic}/groups/{group}", endpoints.get_group, "one group", tag="groups"
     ),

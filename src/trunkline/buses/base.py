@@ -143,8 +143,7 @@ class BusBase(ABC):
             Event(id=id_, topic=topic, payload=payload, ts=now, **extra)
             for id_, payload in zip(new_ids(len(payloads)), payloads, strict=True)
         ]
-        if extra:
-            check_event(events[0], self._limits)
+        check_event(events[0], self._limits)
         return events
 
     def _fields(self, fields: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from trunkline.cli.folder import verify_topics
 from trunkline.cli.groups import group_row
 from trunkline.cli.places import URL, at_least, bus_path, bus_url, open_folder
 from trunkline.cli.render import Output, progress, size
-from trunkline.dead import DESK
+from trunkline.dead import DESK, keeps_books
 from trunkline.errors import Corrupt, NoBus, StorageError, TrunklineError, UnsupportedFormat
 from trunkline.log import atomic, upkeep
 from trunkline.log.folder import Folder, GroupKey
@@ -264,7 +264,7 @@ def _spans(ranges: list[tuple[int, int]]) -> str:
 
 def _groups(folder: Folder, lag: int) -> Iterator[Diagnosis]:
     for key in folder.groups():
-        if key.group == DESK and is_dead(key.topic):
+        if keeps_books(key):
             continue
         place = f"{key.topic}/{key.partition} {key.group}"
         seek = f"trunkline group seek {key.topic} {key.group} --to"

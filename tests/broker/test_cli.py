@@ -94,6 +94,20 @@ async def test_serve_says_where_it_is_and_what_is_in_its_way(tmp_path: Path) -> 
         await process.wait()
 
 
+async def test_a_broker_that_cannot_begin_leaves_no_folder_behind(tmp_path: Path) -> None:
+    async with Broker(BrokerOptions(url="memory:", port=0)) as first:
+        url = f"file:{tmp_path / 'new'}"
+        for options in (
+            {"port": first.port},
+            {"host": "203.0.113.1", "auth": True},  # not an address of this machine
+            {"port": 0, "tls_cert": str(tmp_path / "none.pem")},
+        ):
+            with pytest.raises(InvalidOption):
+                async with Broker(BrokerOptions(url=url, **options)):
+                    pass
+            assert not (tmp_path / "new").exists()
+
+
 async def test_a_token_made_while_the_broker_runs_is_asked_for_within_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,14 +60,19 @@ class Broker:
 
     async def __aenter__(self) -> Self:
         options = self.options
-        self.hub = hub = Hub(self._given or self._open(), options)
+        tls = tls_context(options) if options.tls_cert else None
+        self._socket = _bound(options)  # before the bus: what cannot begin makes no folder
+        try:
+            self.hub = hub = Hub(self._given or self._open(), options)
+        except BaseException:
+            self._socket.close()
+            raise
         if self._given is None:
             self._dead = hub.system.died
         try:
             await hub.start()
             check_exposed(options, hub.rights.is_on)
-            self._socket = _bound(options)
-            self._server = self._serving(hub)
+            self._server = self._serving(hub, tls)
             self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
             ready = asyncio.ensure_future(self._server.ready.wait())
             await asyncio.wait([ready, self._task], return_when="FIRST_COMPLETED")
@@ -95,7 +100,7 @@ class Broker:
 
     _dead: Callable[..., None] = staticmethod(lambda *_: None)
 
-    def _serving(self, hub: Hub) -> _Server:
+    def _serving(self, hub: Hub, tls: ssl.SSLContext | None) -> _Server:
         from trunkline.broker.http import application, requests_for
 
         options = self.options
@@ -114,8 +119,7 @@ class Broker:
             backlog=_BACKLOG,
         )
         config.load()
-        if options.tls_cert:
-            config.ssl = tls_context(options)
+        config.ssl = tls
         return _Server(config)
 
     async def __aexit__(
@@ -184,11 +188,26 @@ def tls_context(options: BrokerOptions) -> ssl.SSLContext:
     assert options.tls_cert is not None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(options.tls_cert, options.tls_key)
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+    except OSError as error:
+        files = " and ".join(filter(None, (options.tls_cert, options.tls_key)))
+        raise _unusable("tls_cert", files, error) from error
     if options.tls_client_ca is not None:
-        context.load_verify_locations(options.tls_client_ca)
+        try:
+            context.load_verify_locations(options.tls_client_ca)
+        except OSError as error:
+            raise _unusable("tls_client_ca", options.tls_client_ca, error) from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def _unusable(name: str, files: str, error: OSError) -> InvalidOption:
+    """What OpenSSL says of a file is an OSError too, in words that help nobody."""
+    why = "it is not PEM, or they do not belong together"
+    if not isinstance(error, ssl.SSLError):
+        why = error.strerror or str(error)
+    return InvalidOption(f"{name}: {files}: {why}", name=name)
 
 
 def is_exposed(options: BrokerOptions) -> bool:

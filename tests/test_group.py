@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trunkline.errors import Conflict, InvalidOption
+from trunkline.errors import Conflict, InvalidOption, NotFound
 from trunkline.group import Group, Item, Lease, Saved, backoff_s, load
 from trunkline.ops import AnyOp
 from trunkline.options import GroupOptions
@@ -244,6 +244,7 @@ def drive(group: Group) -> list[AnyOp]:
     group.free("other")
     group.redrive([3])
     group.pause(True)
+    group.edit(GroupOptions(max_retries=7, ack_timeout_s=5.0))
     note()
     return happened
 
@@ -279,7 +280,55 @@ def test_another_policy_is_told_by_what_differs() -> None:
     group = Group(GroupOptions(max_retries=1, ordering="none"))
     with pytest.raises(Conflict, match="policy: max_retries 1 -> 2, ordering none -> key") as told:
         group.define(GroupOptions(max_retries=2), 0)
-    assert "trunkline group seek" in told.value.hint
+    hint = told.value.hint
+    assert hint.endswith("trunkline group edit TOPIC GROUP --max-retries 2 --ordering key")
+    with pytest.raises(Conflict, match=r"^group billing on orders has another policy"):
+        group.define(GroupOptions(), 0, name="group billing on orders")
+
+
+def test_an_edit_keeps_the_place_and_counts_from_the_next_lease_on() -> None:
+    group = make(3, max_retries=5, ack_timeout_s=5.0)
+    take(group, 2)
+    group.settle([1])
+    group.edit(GroupOptions(max_retries=0, ack_timeout_s=60.0))
+    assert (group.floor, list(group.leases), the(group, 2).until) == (1, [2], 5.0)
+    assert take(group, now=1.0) == [3]
+    assert the(group, 3).until == 61.0
+    assert group.fail(the(group, 3), now=2.0, delay_s=0.0) is True
+    group.ops.clear()
+    group.edit(group.options)
+    assert group.ops == [], "nothing changed"
+
+
+@pytest.mark.parametrize("after", ["key", "partition", "none"])
+@pytest.mark.parametrize("before", ["key", "partition", "none"])
+def test_an_edit_of_the_order_holds_for_what_is_in_line(before: Any, after: Any) -> None:
+    """As in a window that was filled under the new rule."""
+    group = make(keys="abab-", ordering=before)
+    fresh = make(keys="abab-", ordering=after)
+    group.edit(GroupOptions(ordering=after))
+    for _ in range(5):
+        taken = take(group)
+        assert taken == take(fresh)
+        group.settle(taken[:1])
+        fresh.settle(taken[:1])
+
+
+def test_what_was_handed_out_together_comes_again_in_the_new_order() -> None:
+    group = make(keys="aa", ordering="none")
+    assert take(group) == [1, 2]
+    group.edit(GroupOptions(ordering="key"))
+    group.fail(the(group, 1), now=0.0, delay_s=3.0)
+    group.fail(the(group, 2), now=0.0, delay_s=1.0)
+    assert take(group, now=2.0) == []
+    assert take(group, now=4.0) == [1]
+    group.settle([1])
+    assert take(group, now=4.0) == [2]
+
+
+def test_what_is_not_there_is_not_edited() -> None:
+    with pytest.raises(NotFound):
+        Group().edit(GroupOptions())
 
 
 @pytest.mark.parametrize("policy", [{"max_retries": 1}, 5, None, "earliest"])

@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trunkline.errors import Conflict, InvalidOption
+from trunkline.errors import Conflict, InvalidOption, NotFound
 from trunkline.ops import (
     Anchored,
     AnyOp,
     Created,
+    Edited,
     Extended,
     Failed,
     Freed,
@@ -57,7 +58,7 @@ class Item(msgspec.Struct, gc=False):
     """What the window knows of a record."""
 
     offset: int
-    lane: str | None
+    key: str | None
     rank: int
     not_before: float
     expires: float
@@ -121,32 +122,43 @@ class Group:
 
     def _enter(self, item: Item) -> None:
         """Let a record that is due stand in line behind the others of its lane."""
-        ordering = self.options.ordering
-        if ordering == "partition":
-            item.lane = ""
-        if ordering == "none" or item.lane is None:
+        name = self._lane_of(item)
+        if name is None:
             heapq.heappush(self._ready[item.rank], item.offset)
             return
-        lane = self._lanes.get(item.lane)
+        lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[item.lane] = deque()
+            lane = self._lanes[name] = deque()
         lane.append(item.offset)
         if lane[0] == item.offset:
             heapq.heappush(self._ready[item.rank], item.offset)
 
+    def _lane_of(self, item: Item) -> str | None:
+        """In whose line a record stands; None if it goes alone."""
+        ordering = self.options.ordering
+        if ordering == "key":
+            return item.key
+        return "" if ordering == "partition" else None
+
+    def _line_up(self) -> None:
+        """Let all that is due stand in line anew."""
+        self._ready, self._lanes = ([], [], [], []), {}
+        delayed = {offset for _, offset in self._delayed}
+        for offset in sorted(self.window.keys() - delayed):
+            self._enter(self.window[offset])
+
     def _leave(self, offset: int) -> None:
         """Take a settled record out of the window and let the next of its lane come up."""
         item = self.window.pop(offset, None)
-        if item is None or item.lane is None or self.options.ordering == "none":
-            return
-        lane = self._lanes.get(item.lane)
-        if lane is None:
+        name = None if item is None else self._lane_of(item)
+        lane = None if name is None else self._lanes.get(name)
+        if name is None or lane is None:
             return
         head = lane[0]
         while lane and lane[0] not in self.window:
             lane.popleft()
         if not lane:
-            del self._lanes[item.lane]
+            del self._lanes[name]
         elif lane[0] != head:
             heapq.heappush(self._ready[self.window[lane[0]].rank], lane[0])
 
@@ -218,8 +230,14 @@ class Group:
             if self.waiting.get(offset) == at:
                 del self.waiting[offset]
                 item = self.window.get(offset)
-                if item is not None:
+                if item is not None and self._is_first(item):
                     heapq.heappush(self._ready[item.rank], offset)
+
+    def _is_first(self, item: Item) -> bool:
+        """Whether none of its lane stands before it; none does but after an edit of the order."""
+        name = self._lane_of(item)
+        lane = None if name is None else self._lanes.get(name)
+        return lane is None or lane[0] == item.offset
 
     def settle(self, offsets: Iterable[int]) -> list[int]:
         """Finish these for good. Returns those that were not settled before."""
@@ -303,22 +321,29 @@ class Group:
         if on != self.paused:
             self._do(Paused(on))
 
-    def define(self, options: GroupOptions, floor: int) -> None:
+    def edit(self, options: GroupOptions) -> None:
+        """Give the group another policy. What is leased keeps its deadline."""
+        if not self.created:
+            raise NotFound("there is no group to edit")
+        if options != self.options:
+            self._do(Edited(options))
+
+    def define(self, options: GroupOptions, floor: int, *, name: str = "the group") -> None:
         """Create the group, or check that it has this policy."""
         if not isinstance(options, GroupOptions):
             raise InvalidOption(f"a policy is GroupOptions, not {options!r}", name="policy")
         if not self.created:
             self._do(Created(floor, options))
         elif options != self.options:
-            have, want = (msgspec.structs.asdict(one) for one in (self.options, options))
-            told = (f"{n} {have[n]} -> {want[n]}" for n in have if have[n] != want[n])
+            changes = differences(self.options, options)
+            told = (f"{option} {old} -> {new}" for option, old, new in changes)
+            flags = (f"--{option.replace('_', '-')} {new}" for option, _, new in changes)
             raise Conflict(
-                f"the group exists with another policy: {', '.join(told)}",
+                f"{name} has another policy: {', '.join(told)}",
                 have=self.options,
                 want=options,
-                hint="leave the policy out to keep the old one; to change it and keep the place, "
-                "note the floors by 'trunkline group info', remove the group by 'trunkline group "
-                "rm', subscribe with start='latest' and 'trunkline group seek' to each floor + 1",
+                hint="leave the policy out to keep the old one, or change it for every member: "
+                f"trunkline group edit TOPIC GROUP {' '.join(flags)}",
             )
 
     # -- what it knows -------------------------------------------------------------------------
@@ -418,6 +443,9 @@ class Group:
                         self.attempts.pop(offset, None)
             case Paused():
                 self.paused = op.on
+            case Edited():
+                self.options = op.options
+                self._line_up()
             case Anchored():
                 self._rebase(op)
 
@@ -528,6 +556,12 @@ def load(saved: Saved) -> Group:
     for offset, at in saved.waiting:
         group._wait(offset, at)
     return group
+
+
+def differences(old: GroupOptions, new: GroupOptions) -> list[tuple[str, Any, Any]]:
+    """Each option in which they differ, with both values."""
+    pairs = ((name, getattr(old, name), getattr(new, name)) for name in old.__struct_fields__)
+    return [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def backoff_s(options: GroupOptions, attempt: int, draw: float) -> float:

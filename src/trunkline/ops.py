@@ -76,6 +76,12 @@ class Paused(Op, frozen=True):
     on: bool
 
 
+class Edited(Op, frozen=True):
+    """The group has another policy from here on, and keeps its place."""
+
+    options: GroupOptions
+
+
 class Anchored(Op, frozen=True):
     """What the clocks said together: makes monotonic times readable under another boot."""
 
@@ -95,5 +101,6 @@ AnyOp = (
     | Sought
     | Redriven
     | Paused
+    | Edited
     | Anchored
 )

@@ -161,3 +161,22 @@ def test_the_doctor_speaks_of_a_damaged_desk(run: Run, home: Path) -> None:
     assert (done.code, done.rows[0]["where"]) == (1, "t.DLQ")
     assert run(*done.rows[0]["remedy"].split()[1:]).code == 0
     assert run("doctor").code == 0
+
+
+def test_the_group_that_keeps_the_books_is_shown_when_asked_for(run: Run) -> None:
+    run("dlq", "ls")
+    run("dlq", "drop", "t", "1", "--yes")
+
+    def groups(*words: str) -> list[str]:
+        return [row["group"] for row in run("group", "ls", *words, "--json").rows]
+
+    assert groups() == ["g"]
+    assert groups("t.DLQ") == []
+    assert groups("--all") == ["g", "desk"]
+    assert groups("--group", "desk") == ["desk"]
+    assert run("group", "ls", "-q").out == "g\n"
+    assert run("group", "ls", "t.DLQ").out == "there are no groups\n"
+    assert run("topic", "info", "t.DLQ", "--json").rows[0]["groups"] == []
+    counts = {row["topic"]: row["groups"] for row in run("topic", "ls", "--json").rows}
+    assert counts == {"t": 1, "t.DLQ": 0}
+    assert run("group", "info", "t.DLQ", "desk").code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -184,3 +185,87 @@ def test_a_group_that_cannot_be_read_is_not_taken_for_none(run: Run, home: Path)
     assert (one.code, one.out) == (1, "")
     assert "t__a.json is damaged" in one.err
     assert [row["group"] for row in run("group", "ls", "--json").rows] == ["b"]
+
+
+def test_edit_changes_the_policy_and_keeps_the_place(run: Run) -> None:
+    run("topic", "create", "many", "--partitions", "3")
+    run("pub", "many", stdin=lines(9))
+    run("sub", "many", "--group", "g", "--count", "4", "--wait", "5")
+    before = run("group", "info", "many", "g", "--json").rows
+
+    shown = run("group", "edit", "many", "g", "--max-retries", "2", "--dry-run", "--json").rows
+    assert run("group", "info", "many", "g", "--json").rows == before
+    words = ("--max-retries", "2", "--ack-timeout-s", "2m", "--backoff-mult", "1.5")
+    done = run("group", "edit", "many", "g", *words, "--ordering", "none", "--json").rows
+    after = run("group", "info", "many", "g", "--json").rows
+
+    wanted = {"max_retries": 2, "ack_timeout_s": 120.0, "backoff_mult": 1.5, "ordering": "none"}
+    assert [row["options"]["max_retries"] for row in shown] == [2, 2, 2]
+    assert [row["dry_run"] for row in (*shown, *done)] == [True] * 3 + [False] * 3
+    assert after == [row | {"options": row["options"] | wanted} for row in before]
+    assert [row["options"] for row in done] == [row["options"] for row in after]
+    text = run("group", "edit", "many", "g", "-p", "1", "--unset", "ordering", "--max-retries=3")
+    assert text.out == "changed g on many/1: max_retries 2 -> 3, ordering none -> key\n"
+    again = run("group", "edit", "many", "g", "-p", "1", "--max-retries", "3")
+    assert (again.code, again.out) == (0, "g on many/1 has this policy already\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("", 4, "nothing to change"),
+        ("--max-retries -1", 4, "max-retries"),
+        ("--max-retries x", 4, "not a number"),
+        ("--max-retries 1.5", 4, "not a number"),
+        ("--backoff-mult nan", 4, "not a number"),
+        ("--backoff-mult 0.5", 4, "backoff_mult"),
+        ("--ack-timeout-s 0", 4, "ack_timeout_s"),
+        ("--ack-timeout-s soon", 4, "not a duration"),
+        ("--ordering fifo", 4, "invalid choice"),
+        ("--partitions 3", 4, "unrecognized"),
+        ("max_retries=3", 4, "unrecognized"),
+        ("--unset partitions", 4, "there is no option partitions"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(run: Run, words: str, code: int, said: str) -> None:
+    take(run, 1)
+    before = run("group", "info", "t", "g", "--json").rows
+    done = run("group", "edit", "t", "g", *words.split())
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+    assert run("group", "info", "t", "g", "--json").rows == before
+
+
+def test_a_group_that_is_not_there_is_not_edited(run: Run) -> None:
+    done = run("group", "edit", "t", "nobody", "--max-retries", "1")
+    assert (done.code, "there is no group nobody on t" in done.err) == (3, True)
+
+
+async def test_an_edit_beside_running_members_counts_for_them(run: Run, home: Path) -> None:
+    """They need not begin again; who comes with the policy of before is told what to do."""
+    import trunkline
+    from trunkline import GroupOptions
+    from trunkline.errors import Conflict
+
+    first = GroupOptions(max_retries=50, backoff_base_s=0.0, lookahead=64)
+    async with trunkline.connect(f"file:{home / '.bus'}", poll_s=0.02) as bus:
+        stream = bus.subscribe("t", group="g", policy=first, max_inflight=1)
+        async with stream, asyncio.timeout(60):
+            delivery = await anext(stream)
+            assert delivery.offset == 1
+            done = await asyncio.to_thread(run, "group", "edit", "t", "g", "--max-retries", "1")
+            assert done.code == 0
+            await delivery.nack()
+            delivery = await anext(stream)
+            assert (delivery.offset, delivery.attempt) == (1, 2)
+            await delivery.nack()
+            assert (await anext(stream)).offset == 2, "the first ran out of tries"
+            with pytest.raises(Conflict, match="group g on t has another policy") as told:
+                async with bus.subscribe("t", group="g", policy=first):
+                    pass
+            assert "trunkline group edit" in told.value.hint
+            letters: list[object] = []
+            while not letters:  # it is written while the next record is handed out
+                letters = [letter async for letter in bus.dead_letters("t").letters()]
+                await asyncio.sleep(0.01)
+            assert [(one.origin, one.attempts) for one in letters] == [(1, 2)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from trunkline.cli.topics import MEANING
+from trunkline.cli.flags import MEANING
 from trunkline.options import TopicOptions
 
 from .conftest import Run, lines
@@ -27,7 +27,8 @@ def options(run: Run, topic: str) -> dict[str, object]:
 def test_each_option_of_a_topic_is_a_flag_with_its_default_and_a_meaning(run: Run) -> None:
     shown = " ".join(run("topic", "create", "--help").out.split())
 
-    assert list(MEANING) == list(TopicOptions.__struct_fields__)
+    for kind, meant in MEANING.items():
+        assert list(meant) == list(kind.__struct_fields__)
     for field in msgspec.structs.fields(TopicOptions):
         assert f"--{field.name.replace('_', '-')}" in shown
     assert "at least 1, at most 1024 (default: 1)" in shown

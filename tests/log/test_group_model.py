@@ -135,7 +135,7 @@ class Model(RuleBasedStateMachine):
         if outcome is False:
             del self.held[lease.offset]
         if outcome is True:
-            assert lease.attempt == self.options.max_retries + 1
+            assert lease.attempt > self.options.max_retries
             self.settle(lease.by, [lease.offset])
 
     @rule(data=st.data())
@@ -188,6 +188,15 @@ class Model(RuleBasedStateMachine):
         self.step(by, lambda g: g.seek(floor))
         self.settled = set(range(1, floor + 1))
         self.held, self.tries, self.again = {}, {}, set()
+
+    @rule(
+        by=st.sampled_from(MEMBERS),
+        ordering=st.sampled_from(["none", "key", "partition"]),
+        retries=st.integers(0, 2),
+    )
+    def edit(self, by: str, ordering: Any, retries: int) -> None:
+        self.options = msgspec.structs.replace(self.options, ordering=ordering, max_retries=retries)
+        self.step(by, lambda g: g.edit(self.options))
 
     @rule(by=st.sampled_from(MEMBERS), offset=st.integers(1, RECORDS))
     def redrive(self, by: str, offset: int) -> None:

@@ -221,6 +221,8 @@ def test_what_was_asked_for_is_durable_at_once(
     assert synced == []
     folder.step(KEY, lambda group: group.seek(3))
     assert [os.path.basename(path) for path in synced] == ["t__g.journal"]
+    folder.step(KEY, lambda group: group.edit(GroupOptions(max_retries=1)))
+    assert len(synced) == 2
 
 
 def test_leases_survive_a_snapshot_of_a_later_boot(

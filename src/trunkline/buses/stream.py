@@ -49,7 +49,8 @@ class Pumps:
         if key not in self._pumps:
             await self._define_group(key, start, policy)
         elif policy is not None:
-            await self.store.update(key, lambda group: group.define(policy, 0))
+            name = _name(key)
+            await self.store.update(key, lambda group: group.define(policy, 0, name=name))
         options = (await self.store.topics()).get(key.topic, TopicOptions())
         found = self._pumps.get(key)  # only now: it may have been closed meanwhile
         if found is None:
@@ -92,7 +93,7 @@ class Pumps:
             if not group.created:
                 group.define(policy or GroupOptions(), floor)
             elif policy is not None:
-                group.define(policy, floor)
+                group.define(policy, floor, name=_name(key))
             if group.last_settled >= end:
                 raise Conflict(
                     f"group {key.group} has settled offset {group.last_settled} of {key.topic}/"
@@ -369,6 +370,10 @@ class LocalSubscription:
                     if key not in self._pumps and not self._closed:
                         self._pumps[key] = pump
                         pump.attach(self)
+
+
+def _name(key: GroupKey) -> str:
+    return f"group {key.group} on {key.topic}"
 
 
 def _lag_of(group: Group, first: int, end: int) -> int:

@@ -36,7 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "grep": ("records", "find events by content"),
     "get": ("records", "show events by offset or time"),
     "topic": ("topics", "list, create, edit, remove, purge and compact topics"),
-    "group": ("groups", "list, seek, pause, resume and remove groups"),
+    "group": ("groups", "list, edit, seek, pause, resume and remove groups"),
     "dlq": ("dead", "list, show, redrive and drop dead letters"),
     "init": ("folder", "make a bus folder"),
     "verify": ("folder", "check every byte of a bus folder"),

@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 
 from trunkline.cli import ERROR, OK, Commands, branch, leaf
+from trunkline.cli.flags import add_option_flags, edited
 from trunkline.cli.places import at_least, open_folder, parse_point, pick_topics
 from trunkline.cli.render import Output, cell, confirm
-from trunkline.errors import Corrupt, NotFound, StorageError
-from trunkline.group import Group
+from trunkline.dead import keeps_books
+from trunkline.errors import Corrupt, InvalidOption, NotFound, StorageError
+from trunkline.group import Group, differences
 from trunkline.log import atomic, layout
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.options import GroupOptions
@@ -24,14 +26,16 @@ _COLUMNS = ("topic", "partition", "group", "floor", "lag", "leases", "waiting", 
 
 
 def register(commands: Commands[Any]) -> None:
-    below = branch(commands, "group", "list, seek, pause, resume and remove groups")
+    below = branch(commands, "group", "list, edit, seek, pause, resume and remove groups")
 
     ls = leaf(below, "ls", run_ls, "list groups and how far they are")
     ls.add_argument("topic", metavar="TOPIC", nargs="?", help="only of these: orders, orders.*")
     ls.add_argument("--group", help="only this one")
+    ls.add_argument("--all", action="store_true", help="with those that keep the books of dlq")
 
     for name, run, about in (
         ("info", run_info, "show a group: policy, leases, what waits"),
+        ("edit", run_edit, "change a group's policy; its place stays"),
         ("seek", run_seek, "move a group to another place"),
         ("pause", run_pause, "hand out nothing to a group's members"),
         ("resume", run_resume, "undo a pause"),
@@ -45,7 +49,9 @@ def register(commands: Commands[Any]) -> None:
             parser.add_argument(
                 "--to", required=True, metavar="PLACE", help="start, end, 7, +3, -3, @time"
             )
-        if name in ("seek", "rm"):
+        if name == "edit":
+            add_option_flags(parser, GroupOptions, unset=True)
+        if name in ("edit", "seek", "rm"):
             parser.add_argument(
                 "--dry-run", action="store_true", help="only show what would be done"
             )
@@ -93,6 +99,8 @@ def run_ls(args: argparse.Namespace) -> int:
             if args.topic is not None and not matches(args.topic, key.topic):
                 continue
             if args.group not in (None, key.group):
+                continue
+            if keeps_books(key) and not (args.all or args.group):
                 continue
             try:
                 rows.append(group_row(folder, key))
@@ -233,6 +241,34 @@ def _set_aside(folder: Folder, key: GroupKey) -> None:
         except FileNotFoundError:
             continue
         atomic.replace_file(os.path.join(place, os.path.basename(stem) + ending), data)
+
+
+def run_edit(args: argparse.Namespace) -> int:
+    out = Output(args)
+    change = edited(args, GroupOptions)
+    if change is None:
+        hint = f"trunkline group info {args.topic} {args.group}"
+        raise InvalidOption("nothing to change", hint=hint)
+
+    def edit(group: Group) -> tuple[GroupOptions, GroupOptions]:
+        before = group.options
+        group.edit(change(before))
+        return before, group.options
+
+    with closing(open_folder(args)) as folder:
+        for key in _picked(folder, args):
+            before, after = (folder.look if args.dry_run else folder.step)(key, edit)
+            told = [f"{n} {cell(a)} -> {cell(b)}" for n, a, b in differences(before, after)]
+            place = f"{key.group} on {key.topic}/{key.partition}"
+            text = f"{'would change' if args.dry_run else 'changed'} {place}: {', '.join(told)}"
+            row = {
+                **key._asdict(),
+                "options": msgspec.structs.asdict(after),
+                "changed": bool(told),
+                "dry_run": args.dry_run,
+            }
+            out.row(row, text if told else f"{place} has this policy already")
+    return OK
 
 
 def run_pause(args: argparse.Namespace) -> int:

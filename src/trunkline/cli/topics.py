@@ -4,50 +4,29 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-from collections.abc import Callable
 from contextlib import closing
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import msgspec
 
 from trunkline.cli import ERROR, OK, Commands, branch, leaf
+from trunkline.cli.flags import add_option_flags, edited, given
 from trunkline.cli.groups import group_row
 from trunkline.cli.places import (
     at_least,
-    duration,
     open_folder,
     parse_point,
     pick_partitions,
     pick_topics,
 )
 from trunkline.cli.render import Output, cell, confirm, progress, size
+from trunkline.dead import keeps_books
 from trunkline.errors import Conflict, Corrupt, InvalidOption, NotFound
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder
 from trunkline.log.reader import PartitionReader
 from trunkline.options import TopicOptions, changed, make
 from trunkline.topics import check_pattern, check_topic, is_pattern, matches
-
-MEANING = {
-    "partitions": "how many logs its records are spread over, by key",
-    "durability": "what an acknowledged publish survives: a power cut, or a crash of the process",
-    "segment_bytes": "begin a new file after so many bytes",
-    "segment_records": "begin a new file after so many records",
-    "compress": "compress finished files (needs zstandard)",
-    "dedup_window_s": "for how long an idempotency key is remembered",
-    "dedup_keys": "how many idempotency keys are remembered",
-    "ttl_policy": "what becomes of a record whose time to live has run out",
-    "retention_age_s": "keep records for so long",
-    "retention_bytes": "keep so many bytes of a partition",
-    "retention_records": "keep so many records of a partition",
-    "retain_unsettled": "keep what some group has not settled, whatever retention says",
-    "retain_for_lake": "keep what the lake does not have yet, whatever retention says",
-    "compact": "keep only the latest record of each key",
-}
-_SIZE = re.compile(r"(\d+)\s*(?:([KMG])(?:iB|B)?)?", re.IGNORECASE)
-_SCALE = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
 
 def register(commands: Commands[Any]) -> None:
@@ -61,14 +40,11 @@ def register(commands: Commands[Any]) -> None:
 
     create = leaf(below, "create", run_create, "define a topic")
     create.add_argument("topic", metavar="TOPIC")
-    add_option_flags(create)
+    add_option_flags(create, TopicOptions)
 
     edit = leaf(below, "edit", run_edit, "change a topic's options")
     edit.add_argument("topic", metavar="TOPIC")
-    edit.add_argument(
-        "--unset", action="append", default=[], metavar="NAME", help="back to its default"
-    )
-    add_option_flags(edit)
+    add_option_flags(edit, TopicOptions, unset=True)
 
     for name, run, about in (
         ("rm", run_rm, "remove a topic, its records and its groups"),
@@ -91,76 +67,6 @@ def register(commands: Commands[Any]) -> None:
             )
 
 
-# -- options as flags --------------------------------------------------------------------------
-
-
-class _Kind(NamedTuple):
-    """What a field of the options may hold."""
-
-    type: Any
-    choices: tuple[str, ...]
-    bounds: str
-    optional: bool
-
-
-def _kind(hint: Any) -> _Kind:
-    optional = False
-    if get_origin(hint) in (Union, UnionType):
-        optional = NoneType in get_args(hint)
-        hint = next(part for part in get_args(hint) if part is not NoneType)
-    bounds = ""
-    if get_origin(hint) is Annotated:
-        hint, *notes = get_args(hint)
-        for note in notes:
-            bounds += f", at least {note.ge:g}" if getattr(note, "ge", None) else ""
-            bounds += f", at most {note.le:g}" if getattr(note, "le", None) else ""
-    if get_origin(hint) is Literal:
-        return _Kind(str, get_args(hint), bounds, optional)
-    return _Kind(hint, (), bounds, optional)
-
-
-def add_option_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for each option of a topic; bounds and defaults are those of ``TopicOptions``."""
-    hints = get_type_hints(TopicOptions, include_extras=True)
-    group = parser.add_argument_group("options of the topic")
-    for field in msgspec.structs.fields(TopicOptions):
-        kind = _kind(hints[field.name])
-        flag = f"--{field.name.replace('_', '-')}"
-        about = f"{MEANING[field.name]}{kind.bounds} (default: {cell(field.default)})"
-        if kind.type is bool:
-            group.add_argument(
-                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=about
-            )
-        elif kind.choices:
-            group.add_argument(flag, choices=kind.choices, default=argparse.SUPPRESS, help=about)
-        else:
-            group.add_argument(
-                flag,
-                type=_reader(field.name, kind),
-                default=argparse.SUPPRESS,
-                metavar="N" if kind.type is int else "S",
-                help=about,
-            )
-
-
-def _reader(name: str, kind: _Kind) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        if kind.optional and text == "none":
-            return None
-        if name.endswith("_s"):
-            return duration(text)
-        found = _SIZE.fullmatch(text)
-        if found is None or (found[2] and not name.endswith("_bytes")):
-            raise argparse.ArgumentTypeError(f"not a number: {text!r}")
-        return int(found[1]) * _SCALE.get((found[2] or "").upper(), 1)
-
-    return read
-
-
-def _given(args: argparse.Namespace) -> dict[str, Any]:
-    return {k: v for k, v in vars(args).items() if k in TopicOptions.__struct_fields__}
-
-
 # -- looking -----------------------------------------------------------------------------------
 
 
@@ -169,7 +75,7 @@ def run_ls(args: argparse.Namespace) -> int:
     if pattern is not None:
         check_pattern(pattern)
     with closing(open_folder(args)) as folder:
-        groups = folder.groups()
+        groups = [key for key in folder.groups() if not keeps_books(key)]
         rows = []
         for topic, options in sorted(folder.topics().items()):
             if pattern is not None and topic != pattern and not matches(pattern, topic):
@@ -230,7 +136,8 @@ def run_info(args: argparse.Namespace) -> int:
         count = pick_topics(folder, check_topic(args.topic))[args.topic]
         options = msgspec.structs.asdict(folder.topics()[args.topic])
         parts = [_partition_row(folder, args.topic, n) for n in range(count)]
-        groups = [group_row(folder, key) for key in folder.groups() if key.topic == args.topic]
+        keys = [key for key in folder.groups() if key.topic == args.topic]
+        groups = [group_row(folder, key) for key in keys if not keeps_books(key)]
     if out.json:
         out.row(
             {"topic": args.topic, "options": options, "partitions": parts, "groups": groups}, ""
@@ -258,7 +165,7 @@ def run_info(args: argparse.Namespace) -> int:
 
 def run_create(args: argparse.Namespace) -> int:
     check_topic(args.topic)
-    options = make(TopicOptions, _given(args))
+    options = make(TopicOptions, given(args, TopicOptions))
     with closing(open_folder(args)) as folder:
         have = folder.topics().get(args.topic)
         if have is not None and have != options:
@@ -272,19 +179,9 @@ def run_create(args: argparse.Namespace) -> int:
 
 
 def run_edit(args: argparse.Namespace) -> int:
-    values = _given(args)
-    names = [name.replace("-", "_") for name in args.unset]
-    for name in names:
-        if name not in TopicOptions.__struct_fields__:
-            known = ", ".join(TopicOptions.__struct_fields__)
-            raise InvalidOption(f"--unset: there is no option {name}", hint=known)
-    if not values and not names:
+    change = edited(args, TopicOptions)
+    if change is None:
         raise InvalidOption("nothing to change", hint=f"trunkline topic info {args.topic}")
-
-    def change(before: TopicOptions) -> TopicOptions:
-        kept = msgspec.structs.asdict(before) | values
-        return make(TopicOptions, {k: v for k, v in kept.items() if k not in names})
-
     with closing(open_folder(args)) as folder:
         pick_topics(folder, check_topic(args.topic))
         folder.edit(args.topic, change)

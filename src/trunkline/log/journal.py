@@ -26,7 +26,7 @@ from trunkline.group import Group, Saved, load
 from trunkline.log import atomic, layout
 from trunkline.log.head import FORMAT
 from trunkline.log.line import Damaged, close_line, is_intact, parse_object
-from trunkline.ops import Anchored, AnyOp, Created, Paused, Redriven, Sought
+from trunkline.ops import Anchored, AnyOp, Created, Edited, Paused, Redriven, Sought
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ _encode = msgspec.json.Encoder().encode
 _decode_op = msgspec.json.Decoder(AnyOp).decode
 _MARK = b'{"synced":'
 _AT_ONCE = (
-    Created | Paused | Redriven | Sought
+    Created | Edited | Paused | Redriven | Sought
 )  # what somebody asked for is durable when it is done
 
 

@@ -10,6 +10,7 @@ import trunkline
 from trunkline import GroupOptions
 from trunkline.errors import Reject
 from trunkline.requests import Refused
+from trunkline.store import GroupKey
 from trunkline.tasks import Task, TaskQueue
 from trunkline.testing.clock import ManualClock
 
@@ -166,3 +167,46 @@ async def test_workers_share_over_a_broker() -> None:
         await theirs.work(work)
         tickets = [await mine.enqueue(n, result=True) for n in range(10)]
         assert [await ticket.result(10) for ticket in tickets] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("said", [True, False])
+async def test_the_last_failure_is_the_answer_over_a_broker_too(said: bool) -> None:
+    from trunkline.broker.options import BrokerOptions
+    from trunkline.broker.server import Broker
+    from trunkline.buses.remote import RemoteBus
+
+    tries: list[int] = []
+    async with Broker(BrokerOptions(url="memory:", port=0)) as broker, RemoteBus(broker.url) as bus:
+        async with bus.subscribe("resize", group="workers", policy=QUICK):
+            pass
+        async with TaskQueue(bus, "resize") as queue:
+
+            async def work(task: Task[str]) -> None:
+                tries.append(task.attempt)
+                raise ValueError("no such picture")
+
+            await queue.work(work, policy=QUICK if said else None)
+            ticket = await queue.enqueue("x", result=True)
+            with pytest.raises(Refused, match="ValueError: no such picture"):
+                await ticket.result(30)
+            assert await bus.drain(30)
+    assert tries == [1, 2, 3]
+
+
+async def test_the_last_try_is_the_last_of_the_policy_as_it_is_now(bus: Any) -> None:
+    tries: list[int] = []
+    key = GroupKey("resize", 0, "workers")
+    async with TaskQueue(bus, "resize") as queue:
+
+        async def work(task: Task[str]) -> None:
+            tries.append(task.attempt)
+            fewer = GroupOptions(backoff_base_s=0.0, max_retries=1)
+            await bus.store.update(key, lambda group: group.edit(fewer))
+            raise ValueError("no such picture")
+
+        await queue.work(work, policy=QUICK)
+        ticket = await queue.enqueue("x", result=True)
+        with pytest.raises(Refused, match="no such picture"):
+            await ticket.result(30)
+        assert await bus.drain(30)
+    assert tries == [1, 2]

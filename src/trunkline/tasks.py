@@ -147,14 +147,14 @@ class TaskQueue:
         max_inflight: int = 16,
     ) -> None:
         """Do tasks, ``workers`` at a time, from the moment the bus is started. A handler takes the
-        task; ``Reject`` gives it up, any other error has it tried again. Over a broker the last
-        failure is only told to who waits for the result if the ``policy`` is given here.
+        task; ``Reject`` gives it up, any other error has it tried again, and the last one is told
+        to who waits for the result.
         """
         if self._watcher is None:
             await self._watch()
 
         async def handle(event: Event, delivery: Delivery) -> Any:
-            return await self._handle(handler, event, delivery, policy)
+            return await self._handle(handler, event, delivery)
 
         self._bus.on(
             self.topic,
@@ -164,13 +164,7 @@ class TaskQueue:
             max_inflight=max(workers, max_inflight),
         )(handle)
 
-    async def _handle(
-        self,
-        handler: Callable[..., Any],
-        event: Event,
-        delivery: Delivery,
-        policy: GroupOptions | None,
-    ) -> None:
+    async def _handle(self, handler: Callable[..., Any], event: Event, delivery: Delivery) -> None:
         if event.id in self._cancelled:
             await self._reply(event, None, _CANCELLED)
             return
@@ -191,7 +185,7 @@ class TaskQueue:
             await self._reply(event, None, signal.reason)
             raise
         except Exception as error:
-            if REPLY_TO in event.headers and await self._is_last(delivery, policy):
+            if REPLY_TO in event.headers and await self._is_last(delivery):
                 await self._reply(event, None, f"{type(error).__name__}: {error}")
             raise
         else:
@@ -199,14 +193,21 @@ class TaskQueue:
         finally:
             self._running.pop(event.id, None)
 
-    async def _is_last(self, delivery: Delivery, policy: GroupOptions | None) -> bool:
-        """Whether no try is left after this one; False if that cannot be told from here."""
-        store = getattr(self._bus, "store", None)
-        if policy is None and store is not None:  # the group may be older, with a policy of its own
-            key = GroupKey(delivery.topic, delivery.partition, delivery.group)
-            with contextlib.suppress(TrunklineError):
-                policy = await store.update(key, lambda group: group.options)
-        return policy is not None and delivery.attempt > policy.max_retries
+    async def _is_last(self, delivery: Delivery) -> bool:
+        """Whether no try is left after this one; False if that cannot be told. The group is asked:
+        it may be older than this worker, and its policy may have been edited.
+        """
+        link = getattr(self._bus, "link", None)
+        key = GroupKey(delivery.topic, delivery.partition, delivery.group)
+        try:
+            if link is None:
+                policy = await self._bus.store.update(key, lambda group: group.options)
+            else:
+                policy = msgspec.convert(await link.call("policy", **key._asdict()), GroupOptions)
+        except TrunklineError as error:
+            logger.warning("whether %s is tried again cannot be told: %s", delivery.event.id, error)
+            return False
+        return delivery.attempt > int(policy.max_retries)
 
     async def _reply(self, event: Event, result: Any, error: str | None = None) -> None:
         where = event.headers.get(REPLY_TO)

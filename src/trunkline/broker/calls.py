@@ -10,8 +10,9 @@ import msgspec
 
 from trunkline.broker.session import Op, Session
 from trunkline.dead import Letter
-from trunkline.errors import InvalidOption, reason
+from trunkline.errors import InvalidOption, NotFound, reason
 from trunkline.options import TopicOptions, make
+from trunkline.store import GroupKey
 from trunkline.topics import check_group, check_topic, dead_topic, matches
 from trunkline.where import compile_where
 
@@ -33,6 +34,10 @@ class _Define(msgspec.Struct, forbid_unknown_fields=True):
 class _Forget(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     group: str
+
+
+class _Policy(_Forget):
+    partition: int = 0
 
 
 class _Lag(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,6 +159,17 @@ async def _forget(session: Session, args: dict[str, Any]) -> None:
             await store.update(key, None)
 
 
+async def _policy(session: Session, args: dict[str, Any]) -> Any:
+    """How a group that the caller may be a member of is to be treated."""
+    asked = _args(args, _Policy)
+    session.require("subscribe", check_topic(asked.topic), check_group(asked.group))
+    key = GroupKey(asked.topic, _partition(asked.partition), asked.group)
+    store = session.hub.bus.store
+    if key not in await store.groups():
+        raise NotFound(f"there is no group {key.group} on {key.topic}", group=key.group)
+    return await store.update(key, lambda group: group.options)
+
+
 async def _health(session: Session, _args: dict[str, Any]) -> Any:
     return await session.hub.bus.health()
 
@@ -165,6 +181,7 @@ OPS: dict[str, Op] = {
     "bounds": _bounds,
     "lag": _lag,
     "forget": _forget,
+    "policy": _policy,
     "letters": _letters,
     "redrive": _redrive,
     "drop": _drop,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
+from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,10 @@ def rows(
     head = catalog.reader(TOPIC, partition).head()
     catalog.close()
     span = OffsetRange(TOPIC, partition, start or head.start, end or head.next)
+    return scanned(root, span, **options)
+
+
+def scanned(root: str, span: OffsetRange, **options: Any) -> list[dict[str, Any]]:
     chosen = ScanOptions(**{"root": root, "names": NAMES, **options})
     return [row for batch in scan(span, chosen) for row in batch.to_pylist()]
 
@@ -148,6 +155,8 @@ def test_the_table_is_what_the_log_reads(story: list[Any]) -> None:
         append(folder, [make_event(0)], 0)
         append(folder, [make_event(1)], 1)
         for step in story:
+            for partition in (0, 1):
+                rows(root, partition=partition)  # whoever read before sees no less after
             take(folder, step)
         folder.close()
         expected = [[as_row(r) for r in read_log(root, TOPIC, p)] for p in (0, 1)]
@@ -306,6 +315,65 @@ def test_a_span_means_the_same_after_its_segment_was_rewritten(tmp_path: Path) -
 
     assert rows(root, 11, 31) == before
     assert [row["offset"] for row in before] == list(range(11, 31))
+
+
+def test_the_end_of_a_log_costs_the_same_however_long_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Counter[str] = Counter()
+    for name in ("listdir", "open", "stat", "fstat", "pread"):
+        monkeypatch.setattr(os, name, _counted(name, getattr(os, name), asked))
+    costs = []
+    for segments in (2, 40):
+        root = str(tmp_path / str(segments))
+        folder = Folder(root, StoreOptions(reserve_bytes=0))
+        folder.define(TOPIC, TopicOptions(segment_records=10))
+        for start in range(0, segments * 10, 5):
+            append(folder, [make_event(n) for n in range(start, start + 5)])
+        folder.close()
+        catalog = Catalog(root)
+        for turn in range(2):  # the first one gets to know the log
+            asked.clear()
+            at = segments * 10 - 3 + turn
+            spans = [OffsetRange(TOPIC, 0, at, at + 1)]
+            assert divide(catalog, spans, 2, exact=False) == [spans]
+            assert [row["offset"] for row in scanned(root, spans[0])] == [at]
+        costs.append(dict(asked))
+        catalog.close()
+
+    assert costs[0] == costs[1]
+    assert "listdir" not in costs[0]
+
+
+def _counted(name: str, call: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]:
+    def counted(*given: Any, **named: Any) -> Any:
+        calls[name] += 1
+        return call(*given, **named)
+
+    return counted
+
+
+def test_whoever_read_the_end_before_sees_what_became_of_it(tmp_path: Path) -> None:
+    root = str(tmp_path / "bus")
+    options = StoreOptions(reserve_bytes=0)
+    folder = Folder(root, options)
+    folder.define(TOPIC, TopicOptions(segment_records=20, compact=True))
+    append(folder, [make_event(n, key=f"k{n % 3}") for n in range(10)])
+    assert len(rows(root)) == 10
+
+    append(folder, [make_event(n, key=f"k{n % 3}") for n in range(10, 20)])
+    append(folder, [make_event(n, key=f"k{n % 3}") for n in range(20, 25)])
+    assert len(rows(root, 1)) == 25
+    assert len(rows(root, 21)) == 5
+    upkeep.compact(folder, TOPIC, 0)
+    folder.close()
+    kept = [decoded(row) for row in rows(root)]
+    assert kept == [as_row(record) for record in read_log(root)]
+    assert len(kept) < 25
+
+    shutil.rmtree(root)
+    make_log(Path(root), 7)
+    assert [row["id"] for row in rows(root)] == [f"e{n}" for n in range(7)]
 
 
 def test_types_and_spaces_are_picked_without_being_shown(tmp_path: Path) -> None:

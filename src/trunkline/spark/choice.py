@@ -327,7 +327,8 @@ def chosen_partitions(catalog: Catalog, choice: Selection) -> list[tuple[str, in
             if is_pattern(name):
                 names += [topic for topic in topics if matches(name, topic)]
             else:
-                catalog.partitions(name)
+                if name not in topics:
+                    catalog.partitions(name)  # says so
                 names.append(name)
     return sorted((name, number) for name in set(names) for number in range(topics[name]))
 

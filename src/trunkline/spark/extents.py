@@ -159,9 +159,9 @@ class Catalog:
             self._readers[key] = PartitionReader(self.root, topic, partition)
         return self._readers[key]
 
-    def extents(self, topic: str, partition: int) -> list[Extent]:
+    def extents(self, topic: str, partition: int, since: int = 0) -> list[Extent]:
         reader = self.reader(topic, partition)
-        return list_extents(reader, reader.head())
+        return list_extents(reader, reader.head(), since)
 
     def close(self) -> None:
         for reader in self._readers.values():

@@ -47,8 +47,9 @@ def admit_bytes(catalog: Catalog, start: Place, end: Place, budget: int) -> Plac
     for topic, partitions in end.items():
         for partition, offset in partitions.items():
             key = (topic, partition)
-            known[key] = catalog.extents(topic, int(partition))
-            sizes[key] = _size(known[key], start[topic][partition], offset)
+            low = start[topic][partition]
+            known[key] = catalog.extents(topic, int(partition), low)
+            sizes[key] = _size(known[key], low, offset)
     total = sum(sizes.values())
     if total <= budget:
         return end
@@ -70,7 +71,7 @@ def divide(
     pieces: list[tuple[OffsetRange, int]] = []
     for span in spans:
         covered = span.start
-        for extent in catalog.extents(span.topic, span.partition):
+        for extent in catalog.extents(span.topic, span.partition, span.start):
             low, high = max(span.start, extent.first), min(span.end, extent.after)
             if low < high:
                 # What lies before in no file belongs to this piece: reading it says so.
@@ -96,7 +97,7 @@ def _fill(
     for piece, size in pieces:
         span, left = piece, size
         while left > room + near and span.end - span.start > 1:
-            extents = catalog.extents(span.topic, span.partition)
+            extents = catalog.extents(span.topic, span.partition, span.start)
             cut = cut_by_bytes(extents, span.start, span.end, max(1, room))
             if cut >= span.end:
                 break

@@ -91,10 +91,11 @@ class RemoteCatalog:
     def reader(self, topic: str, partition: int) -> _Partition:
         return _Partition(self._http, topic, partition)
 
-    def extents(self, topic: str, partition: int) -> list[Extent]:
+    def extents(self, topic: str, partition: int, since: int = 0) -> list[Extent]:
         head = self.reader(topic, partition).head()
-        size = (head.next - head.start) * _RECORD_BYTES
-        return [Extent(_Unseen(), head.start, head.next, size, is_last=True)] if size else []
+        first = max(head.start, since)
+        size = max(0, head.next - first) * _RECORD_BYTES
+        return [Extent(_Unseen(), first, head.next, size, is_last=True)] if size else []
 
     def close(self) -> None:
         self._http.close()

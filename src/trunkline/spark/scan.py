@@ -38,6 +38,10 @@ _LARGE = 8 * _CHUNK  # where the lines need no check: each piece is a query of i
 # Checking a whole segment by its sum is this many times faster than line by line.
 _SUM_GAIN = 12
 
+# Readers that this process read only the last segment with, and that segment.
+_kept: dict[tuple[str, str, int], tuple[PartitionReader, Segment]] = {}
+_KEPT_MAX = 64
+
 BadRecords = Literal["fail", "column", "skip"]
 
 
@@ -69,11 +73,30 @@ def scan(span: OffsetRange, options: ScanOptions) -> Iterator[pa.RecordBatch]:
     if is_remote(options.root):
         yield from _scan_remote(span, options)
         return
-    reader = PartitionReader(options.root, span.topic, span.partition)
+    where = (options.root, span.topic, span.partition)
+    reader = _kept_reader(where)
+    scan_ = _Scan(span, options, reader)
     try:
-        yield from _Scan(span, options, reader).batches()
-    finally:
+        yield from scan_.batches()
+    except BaseException:
         reader.close()
+        raise
+    if scan_.tail and len(_kept) < _KEPT_MAX:
+        _kept[where] = (reader, scan_.tail)
+    else:
+        reader.close()
+
+
+def _kept_reader(where: tuple[str, str, int]) -> PartitionReader:
+    """One that knows the end of the partition already, so that a micro-batch there lists no folder
+    and reads no index; a new one if the log went on in another file or that one was replaced.
+    """
+    reader, tail = _kept.pop(where, (None, None))
+    if reader is not None and tail is not None:
+        if reader.head().segment == tail.number and os.fstat(tail.open()).st_nlink:
+            return reader
+        reader.close()
+    return PartitionReader(*where)
 
 
 def _scan_remote(span: OffsetRange, options: ScanOptions) -> Iterator[pa.RecordBatch]:
@@ -127,6 +150,7 @@ class _Scan:
         self._span = span
         self._options = options
         self._reader = reader
+        self.tail: Segment | None = None  # the last segment, if no other was looked at
         self._names = (*options.names, *_also(options))
         if "offset" not in self._names:
             self._names = (*self._names, "offset")
@@ -137,7 +161,10 @@ class _Scan:
         cursor = check_bounds(span, head, self._options)
         for attempt in range(5):
             try:
-                for extent in list_extents(self._reader, head, cursor):
+                extents = list_extents(self._reader, head, cursor)
+                alone = len(extents) == 1 and extents[0].is_last and not attempt
+                self.tail = extents[0].segment if alone else None
+                for extent in extents:
                     low, high = max(cursor, extent.first), min(span.end, extent.after)
                     if low >= high:
                         continue

@@ -305,20 +305,24 @@ async def spark_batch_growth(run: Run) -> Pair:
     small, _ = await _log(run, run.count(50_000, 2_000))
     large, _ = await _log(run, run.count(5_000_000, 8_000))
 
-    def cost(root: Path) -> float:
+    def costs(root: Path) -> list[float]:
+        """Of the batches over the last 25,000 records, the first left out."""
         folder = Folder(str(root))
-        place = {str(p): folder.bounds(TOPIC, p).next - 2500 // PARTITIONS * 2 for p in range(4)}
+        place = {str(p): folder.bounds(TOPIC, p).next - 25_000 // PARTITIONS for p in range(4)}
         folder.close()
         if run.quick:
             place = dict.fromkeys(place, 1)
         start = json.dumps({TOPIC: place})
         done = _catch_up(run, root, startingOffsets=start, maxOffsetsPerTrigger="1000")
-        times = sorted(one["durationMs"]["triggerExecution"] for one in done[1:] or done)
-        return float(times[len(times) // 2])
+        return [float(one["durationMs"]["triggerExecution"]) for one in done[1:] or done]
 
     def measure() -> Pair:
-        cost(small)
-        rounds = [(cost(large), cost(small)) for _ in range(run.count(5, 1))]
-        return Pair(*(statistics.median(side) for side in zip(*rounds, strict=True)))
+        costs(small)
+        ours: list[float] = []
+        theirs: list[float] = []
+        for _ in range(run.count(8, 1)):
+            ours += costs(large)
+            theirs += costs(small)
+        return Pair(statistics.median(ours), statistics.median(theirs))
 
     return await asyncio.to_thread(measure)

@@ -11,14 +11,13 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import cycle
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from benchmarks.child import STAMP_BYTES
 from benchmarks.harness import (
     EVENT_BYTES,
     TOPIC,
@@ -32,6 +31,7 @@ from benchmarks.harness import (
     percentile,
     publish_rate,
 )
+from benchmarks.pace import probe_at_pace, ticks, traffic
 from benchmarks.peers import jetstream
 
 GROUP = "billing"
@@ -40,14 +40,23 @@ BATCH = 100
 BATCHES = 16
 CONSUMERS = 10
 
+Rate = Callable[[float], Awaitable[float]]
+
+
+def broker(folder: Path) -> AbstractAsyncContextManager[str]:
+    """The address of a broker over ``folder`` in a process of its own."""
+    return _serving("trunkline.broker", "--json", "--port", "0", "--url", f"file:{folder}")
+
+
+def bare(folder: Path) -> AbstractAsyncContextManager[str]:
+    """The same of one with nothing in it."""
+    return _serving("benchmarks.bare", str(folder))
+
 
 @asynccontextmanager
-async def broker(folder: Path, *flags: str) -> AsyncIterator[str]:
-    """The address of a broker over ``folder`` in a process of its own."""
+async def _serving(module: str, *flags: str) -> AsyncIterator[str]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "trunkline.broker", "--json", "--port", "0"),
-        *("--url", f"file:{folder}", *flags),
-        stdout=asyncio.subprocess.PIPE,
+        sys.executable, "-m", module, *flags, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     try:
@@ -71,8 +80,27 @@ async def client(url: str) -> AsyncIterator[Any]:
         yield bus
 
 
+def _one_by_one(bus: Any) -> Rate:
+    """Single events, 64 in flight."""
+    ready = payloads()
+    return lambda seconds: publish_rate(
+        lambda number: bus.publish(TOPIC, ready[number & 1023]), IN_FLIGHT, seconds
+    )
+
+
+def _in_batches(bus: Any) -> Rate:
+    """Batches of 100, 16 in flight."""
+    batch = payloads(BATCH)
+
+    async def rate(seconds: float) -> float:
+        batches = await publish_rate(lambda _: bus.publish_many(TOPIC, batch), BATCHES, seconds)
+        return batches * BATCH
+
+    return rate
+
+
 async def _beside_jetstream(run: Run, *, sync_always: bool = False) -> Pair:
-    data, ready = b"." * EVENT_BYTES, payloads()
+    data = b"." * EVENT_BYTES
     async with (
         broker(run.fresh()) as url,
         client(url) as bus,
@@ -80,9 +108,7 @@ async def _beside_jetstream(run: Run, *, sync_always: bool = False) -> Pair:
     ):
         return await alternate(
             run,
-            lambda seconds: publish_rate(
-                lambda number: bus.publish(TOPIC, ready[number & 1023]), IN_FLIGHT, seconds
-            ),
+            _one_by_one(bus),
             lambda seconds: publish_rate(lambda _: js.publish(TOPIC, data), IN_FLIGHT, seconds),
         )
 
@@ -97,36 +123,64 @@ async def ws_publish_64_nats_sync(run: Run) -> Pair:
     return await _beside_jetstream(run, sync_always=True)
 
 
+@line("ws-publish-64-sketch", against="bare broker", unit="events/s", goal=">= 0.6")
+async def ws_publish_64_sketch(run: Run) -> Pair:
+    return await _beside_bare(run, _one_by_one)
+
+
 @line("ws-publish-batch", against="one by one, 64 in flight", unit="events/s", goal=">= 4")
 async def ws_publish_batch(run: Run) -> Pair:
     """Batches of 100, 16 in flight, beside single events, 64 in flight; both on one connection."""
-    ready = payloads()
-    batch = ready[:BATCH]
     async with broker(run.fresh()) as url, client(url) as bus:
+        return await alternate(run, _in_batches(bus), _one_by_one(bus))
 
-        async def batches(seconds: float) -> float:
-            rate = await publish_rate(lambda _: bus.publish_many(TOPIC, batch), BATCHES, seconds)
-            return rate * BATCH
 
-        return await alternate(
-            run,
-            batches,
-            lambda seconds: publish_rate(
-                lambda number: bus.publish(TOPIC, ready[number & 1023]), IN_FLIGHT, seconds
-            ),
-        )
+@line("ws-publish-batch-sketch", against="bare broker", unit="events/s", goal=">= 0.6")
+async def ws_publish_batch_sketch(run: Run) -> Pair:
+    return await _beside_bare(run, _in_batches)
+
+
+async def _beside_bare(run: Run, publishing: Callable[[Any], Rate]) -> Pair:
+    async with (
+        broker(run.fresh()) as url,
+        client(url) as bus,
+        bare(run.fresh()) as bare_url,
+        client(bare_url) as bare_bus,
+    ):
+        return await alternate(run, publishing(bus), publishing(bare_bus))
 
 
 @line("ws-end-to-end-p95", against="fdatasync p95", unit="ms", goal="<= 6")
 async def ws_end_to_end_p95(run: Run) -> Pair:
     """1,000 events a second, each timed from the moment it arises in another process to the
-    moment a second connection has it.
+    moment a second connection has it. The bare syncs keep the same pace: see ``end-to-end-p95``.
     """
     probe = SyncProbe(run.fresh())
-    async with broker(run.fresh()) as url, client(url) as sender, client(url) as receiver:
-        took = await _timed(run, sender, [receiver], probe)
+    async with broker(run.fresh()) as url, _pair(url) as (sender, receiver):
+        took = await _timed(run, probe, (sender, [receiver]))
     probe.close()
-    return Pair(percentile(took, 0.95), probe.p(0.95) * 1000)
+    return Pair(percentile(took[0], 0.95), probe.p(0.95) * 1000)
+
+
+@line("ws-end-to-end-sketch", against="bare broker", unit="ms", goal="<= 2")
+async def ws_end_to_end_sketch(run: Run) -> Pair:
+    """The p95 of both, in alternating turns."""
+    probe = SyncProbe(run.fresh())
+    async with (
+        broker(run.fresh()) as url,
+        bare(run.fresh()) as bare_url,
+        _pair(url) as (sender, receiver),
+        _pair(bare_url) as (bare_sender, bare_receiver),
+    ):
+        took = await _timed(run, probe, (sender, [receiver]), (bare_sender, [bare_receiver]))
+    probe.close()
+    return Pair(*(percentile(side, 0.95) for side in took))
+
+
+@asynccontextmanager
+async def _pair(url: str) -> AsyncIterator[tuple[Any, Any]]:
+    async with client(url) as sender, client(url) as receiver:
+        yield sender, receiver
 
 
 @line("ws-10-consumers-p50", against="10 ms", unit="ms", goal="<= 1")
@@ -146,30 +200,39 @@ async def _to_ten(run: Run) -> list[float]:
         url = await stack.enter_async_context(broker(run.fresh()))
         sender = await stack.enter_async_context(client(url))
         receivers = [await stack.enter_async_context(client(url)) for _ in range(CONSUMERS)]
-        took = await _timed(run, sender, receivers, probe)
+        (took,) = await _timed(run, probe, (sender, receivers))
     probe.close()
     return took
 
 
-async def _timed(run: Run, sender: Any, receivers: list[Any], probe: SyncProbe) -> list[float]:
-    """Milliseconds of each event from its moment to its handler."""
-    took: list[float] = []
+async def _timed(
+    run: Run, probe: SyncProbe, *sides: tuple[Any, list[Any]]
+) -> tuple[list[float], ...]:
+    """Milliseconds of each event from its moment to its handler, for each side."""
+    took: tuple[list[float], ...] = tuple([] for _ in sides)
 
-    async def handle(event: Any) -> None:
-        took.append((monotonic_ns() - event.payload["at"]) / 1e6)
+    def noting(mine: list[float]) -> Callable[[Any], Awaitable[None]]:
+        async def handle(event: Any) -> None:
+            mine.append((monotonic_ns() - event.payload["at"]) / 1e6)
 
-    for receiver in receivers:
-        receiver.on(TOPIC, group=GROUP)(handle)
+        return handle
+
+    for mine, (_, receivers) in zip(took, sides, strict=True):
+        for receiver in receivers:
+            receiver.on(TOPIC, group=GROUP)(noting(mine))
     await asyncio.sleep(0.3)
     ready = cycle(payloads())
-    await _traffic(sender.publish, ready, run.count(500, 50))
-    await _arrived(took, run.count(500, 50))
-    took.clear()
-    count = run.count(1000, 100)
-    for burst in range(run.count(8, 1)):
-        probe.burst(run.count(400, 20))  # it holds up this process: nothing may be on its way
-        await _traffic(sender.publish, ready, count)
-        await _arrived(took, count * (burst + 1))
+    warm, count, pause = run.count(500, 50), run.count(1000, 100), run.count(250, 20)
+    async with ticks() as stamps:
+        for (sender, _), mine in zip(sides, took, strict=True):
+            await traffic(sender.publish, stamps, ready, warm)
+            await _arrived(mine, warm)
+            mine.clear()
+        for burst in range(1, run.count(8, 1) + 1):
+            for (sender, _), mine in zip(sides, took, strict=True):
+                await traffic(sender.publish, stamps, ready, count)
+                await _arrived(mine, count * burst)  # a sync holds up this process
+                await probe_at_pace(probe, stamps, pause)
     return took
 
 
@@ -178,19 +241,4 @@ async def _arrived(took: list[float], count: int) -> None:
         if len(took) >= count:
             return
         await asyncio.sleep(0.01)
-
-
-async def _traffic(publish: Callable[..., Any], ready: Any, count: int) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.child", "tick", str(count), stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(count):
-                at = int.from_bytes(await process.stdout.readexactly(STAMP_BYTES), "little")
-                tasks.create_task(publish(TOPIC, {**next(ready), "at": at}))
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+    raise RuntimeError(f"{len(took)} of {count} events arrived")

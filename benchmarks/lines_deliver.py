@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from itertools import cycle
 from time import monotonic_ns, perf_counter
 from typing import Any
 
 import trunkline
-from benchmarks.child import STAMP_BYTES
 from benchmarks.harness import (
     EVENT_BYTES,
     TOPIC,
@@ -22,6 +18,7 @@ from benchmarks.harness import (
     payloads,
     percentile,
 )
+from benchmarks.pace import probe_at_pace, ticks, traffic
 from benchmarks.peers import jetstream
 from trunkline.buses.local import LocalBus
 
@@ -51,51 +48,18 @@ async def end_to_end_p95(run: Run) -> Pair:
             took.append((monotonic_ns() - event.payload["at"]) / 1e6)
 
         await bus.start()
-        async with _ticks() as stamps:
-            await _traffic(bus, stamps, ready)
+        async with ticks() as stamps:
+            await traffic(bus.publish, stamps, ready, TURN)
             await asyncio.sleep(run.seconds / 10)
             took.clear()
             for _ in range(turns):
-                await _traffic(bus, stamps, ready)
-                for _ in range(TURN):
-                    await _stamp(stamps)
-                    probe.burst(1)
+                await traffic(bus.publish, stamps, ready, TURN)
+                await probe_at_pace(probe, stamps, TURN)
         await bus.stop()
     probe.close()
     if len(took) < turns * TURN:
         raise RuntimeError(f"{len(took)} of {turns * TURN} events reached the handler")
     return Pair(percentile(took, 0.95), probe.p(0.95) * 1000)
-
-
-async def _traffic(
-    bus: trunkline.Bus, stamps: asyncio.StreamReader, ready: Iterator[dict[str, Any]]
-) -> None:
-    """Publish each event as its stamp arrives, without waiting for the one before."""
-    at = await _stamp(stamps)
-    while monotonic_ns() - at > 2_000_000:  # it waited in the pipe while nobody was publishing
-        at = await _stamp(stamps)
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(TURN):
-            tasks.create_task(bus.publish(TOPIC, {**next(ready), "at": at}))
-            at = await _stamp(stamps)
-
-
-async def _stamp(stamps: asyncio.StreamReader) -> int:
-    return int.from_bytes(await stamps.readexactly(STAMP_BYTES), "little")
-
-
-@asynccontextmanager
-async def _ticks() -> AsyncIterator[asyncio.StreamReader]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.child", "tick", stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        yield process.stdout
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 @line("catch-up-nats", against="JetStream pull with ack", unit="events/s", goal=">= 2.5")

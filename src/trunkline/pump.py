@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from msgspec.json import encode
 
 from trunkline.bus import Delivery, Outcome
-from trunkline.clock import Clock
+from trunkline.clock import Clock, Handle
 from trunkline.dead import write_letter
 from trunkline.errors import LockTimeout, OutOfRange, StorageFull, TrunklineError
 from trunkline.event import RANK, Event, Record
@@ -109,6 +109,8 @@ class Pump:
         self._closing = False
         self._until = _NEVER  # when the first of what subscribers hold may have timed out
         self._timer: asyncio.TimerHandle | None = None
+        self._alarm: Handle | None = None
+        self._alarm_at = _NEVER
 
     # -- subscribers ---------------------------------------------------------------------------
 
@@ -153,6 +155,7 @@ class Pump:
             await asyncio.wait([self._task], timeout=_CLOSE_S)  # it may be writing a dead letter
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            self._cancel_alarm()
             await self._bury()
             await self._store.update(self.key, self._note)
 
@@ -178,7 +181,7 @@ class Pump:
     def _is_full(self) -> bool:
         """Whether more is known than anybody here has room for; room that is made wakes."""
         group = self._group
-        return group is not None and self._room() <= 0 and group.available() >= _SPARE_RECORDS
+        return group is not None and group.available() >= _SPARE_RECORDS and self._room() <= 0
 
     # -- what deliveries say -------------------------------------------------------------------
 
@@ -246,11 +249,20 @@ class Pump:
         if delay is None or (group.paused and delay <= 0):
             await self._wake.wait()
             return
-        timer = self._clock.call_later(min(delay, _LOOK_S), self.wake)
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
+        at = now + min(delay, _LOOK_S)
+        if at < self._alarm_at:  # most often what is due first is due later than last time
+            self._cancel_alarm()
+            self._alarm_at = at
+            self._alarm = self._clock.call_later(at - now, self._ring_alarm)
+        await self._wake.wait()
+
+    def _ring_alarm(self) -> None:
+        self._alarm_at = _NEVER
+        self.wake()
+
+    def _cancel_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
 
     async def _round(self) -> bool:
         """One round; True if there is more to do at once."""
@@ -283,7 +295,10 @@ class Pump:
         return (self._more or len(self._back) > passed_over) and self._room() > 0
 
     def _room(self) -> int:
-        return sum(outlet.room() for outlet in self._outlets)
+        room = 0
+        for outlet in self._outlets:
+            room += outlet.room()
+        return room
 
     async def _look_ahead(self) -> None:
         """Read what the window may hold next, outside of the group's lock."""
@@ -299,8 +314,10 @@ class Pump:
         try:
             self._ahead = await self._store.read(topic, partition, group.read_to, limit)
             self._ahead_from = group.read_to
-            if sample := self._ahead[:: 1 + len(self._ahead) // 8]:
-                self._weight = sum(len(encode(record.event)) for record in sample) // len(sample)
+            if len(self._ahead) >= _SPARE_RECORDS or not self._weight:
+                sample = self._ahead[:: 1 + len(self._ahead) // 8]
+                size = sum(len(encode(record.event)) for record in sample)
+                self._weight = size // max(1, len(sample))
         except OutOfRange as error:
             self._gap_to = error.first - 1
             self._ahead_from = group.read_to
@@ -311,12 +328,14 @@ class Pump:
         """
         group = self._group
         assert group is not None
-        if group.paused or group.wants() <= 0:
+        wants, available = group.wants(), group.available()
+        if group.paused or wants <= 0:
             return True
-        room, available = self._room(), group.available()
-        filled = 4 * group.wants() < group.options.lookahead
-        filled = filled or (room <= 0 and available >= _SPARE_RECORDS)
-        return (filled or not self._may_keep()) and available >= room
+        filled = 4 * wants < group.options.lookahead or not self._may_keep()
+        if not filled and available < _SPARE_RECORDS:
+            return False
+        room = self._room()
+        return available >= room if filled else room <= 0
 
     def _may_keep(self) -> bool:
         """Whether what was read ahead is still small; else it is read again when it is due."""
@@ -342,13 +361,26 @@ class Pump:
     def _note(self, group: Group) -> None:
         """Tell the group what became of deliveries. Nothing is forgotten if this fails."""
         now = self._clock.monotonic()
-        acks, nacks, terms = list(self._acks), list(self._nacks), list(self._terms)
-        back, longer, written = list(self._back), list(self._longer), list(self._written)
-        if acks or written:
-            done = group.ack(acks) + group.settle(written)
+        if self._acks or self._written:
+            acks, written = len(self._acks), len(self._written)
+            done = group.ack(self._acks[:acks]) + group.settle(self._written[:written])
             if self._hooks.settled is not None:
                 for offset in done:
                     self._hooks.settled(self.key, offset, "ack")
+            del self._acks[:acks], self._written[:written]
+        if self._nacks or self._terms or self._back or self._longer:
+            self._note_rest(group, now)
+        for lease in group.expired(now):
+            delay_s = backoff_s(group.options, lease.attempt, self._draw())
+            if group.fail(lease, now=now, delay_s=delay_s):
+                self._buried.append(_Dead(lease, "retries", "not settled within the ack timeout"))
+        if now >= self._until:
+            held = [outlet.keep(self, group.leases) for outlet in self._outlets]
+            self._until = min(held, default=_NEVER)
+
+    def _note_rest(self, group: Group, now: float) -> None:
+        nacks, terms = list(self._nacks), list(self._terms)
+        back, longer = list(self._back), list(self._longer)
         buried = [dead for dead in terms if group.hold(dead.lease, now=now)]
         for lease, delay_s, reason in nacks:
             if delay_s is None:
@@ -358,16 +390,9 @@ class Pump:
         group.give_back(back)
         for delivery in longer:
             group.extend(delivery.lease, now=now)
-        for lease in group.expired(now):
-            delay_s = backoff_s(group.options, lease.attempt, self._draw())
-            if group.fail(lease, now=now, delay_s=delay_s):
-                buried.append(_Dead(lease, "retries", "not settled within the ack timeout"))
-        if now >= self._until:
-            held = [outlet.keep(self, group.leases) for outlet in self._outlets]
-            self._until = min(held, default=_NEVER)
         self._buried += buried
-        del self._acks[: len(acks)], self._nacks[: len(nacks)], self._terms[: len(terms)]
-        del self._back[: len(back)], self._longer[: len(longer)], self._written[: len(written)]
+        del self._nacks[: len(nacks)], self._terms[: len(terms)]
+        del self._back[: len(back)], self._longer[: len(longer)]
 
     def _step(self, group: Group) -> Taken:
         self._group = group

@@ -485,11 +485,12 @@ class Folder:
 
     def join(self) -> str:
         """Become a member: as long as this process lives, what it leases is its own."""
-        place = os.path.join(self.path, "members")
-        try:
-            self._join(place)
-        except OSError as error:
-            raise atomic.storage_error(error, place) from error
+        if self._member_fd < 0:
+            place = os.path.join(self.path, "members")
+            try:
+                self._join(place)
+            except OSError as error:
+                raise atomic.storage_error(error, place) from error
         return self.member
 
     def _join(self, place: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from trunkline.errors import UnsupportedFormat
 from trunkline.log import atomic, layout
-from trunkline.log.line import Damaged, close_line, parse_object
+from trunkline.log.line import close_line, is_intact
 
 FORMAT = 1
 _SIZE = 320
@@ -44,6 +44,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Head).decode
 
 
 def encode(head: Head) -> bytes:
@@ -56,9 +57,11 @@ def decode(raw: bytes, path: str = "") -> Head | None:
     text = raw.partition(b"\n")[0]
     if not text:
         return None
+    if not is_intact(text):
+        return None
     try:
-        head = msgspec.convert(parse_object(text), Head)
-    except (Damaged, msgspec.ValidationError, msgspec.DecodeError):
+        head = _decode(text)
+    except msgspec.DecodeError:
         return None
     if head.format > FORMAT:
         folder, name = os.path.split(path)

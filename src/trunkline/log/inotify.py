@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 _MODIFY, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x80, 0x100, 0x200
+_SHORT, _KNOWN = 512, 64
 _HEADER = struct.Struct("iIII")
 
 
@@ -35,6 +36,7 @@ class Inotify:
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         self._folders: dict[int, str] = {}
+        self._known: dict[bytes, Set[Change]] = {}  # a busy log says the same over and over
         for folder in folders:
             mask = _MODIFY | _MOVED_TO | _CREATE | _DELETE
             number = libc.inotify_add_watch(self.fd, os.fsencode(folder), mask)
@@ -44,7 +46,7 @@ class Inotify:
                 raise OSError(error, os.strerror(error), folder)
             self._folders[number] = folder
 
-    def changes(self) -> set[Change]:
+    def changes(self) -> Set[Change]:
         """What changed since this was last asked; it does not wait. ``fd`` is readable when there
         is something.
         """
@@ -52,6 +54,9 @@ class Inotify:
             data = os.read(self.fd, 64 * 1024)
         except BlockingIOError:
             return set()
+        known = self._known.get(data)
+        if known is not None:
+            return known
         found: set[Change] = set()
         position = 0
         while position < len(data):
@@ -60,6 +65,10 @@ class Inotify:
             name = data[position : position + size].rstrip(b"\0")
             position += size
             found.add(Change(self._folders.get(number, ""), os.fsdecode(name)))
+        if len(data) <= _SHORT:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[data] = found
         return found
 
     def close(self) -> None:

@@ -33,9 +33,8 @@ T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 _decode_op = msgspec.json.Decoder(AnyOp).decode
 _MARK = b'{"synced":'
-_AT_ONCE = (
-    Created | Edited | Paused | Redriven | Sought
-)  # what somebody asked for is durable when it is done
+# What somebody asked for is durable when it is done.
+_AT_ONCE = frozenset({Created, Edited, Paused, Redriven, Sought})
 
 
 class Snapshot(Saved, frozen=True, kw_only=True):
@@ -71,6 +70,7 @@ class GroupFile:
         self._stem = os.path.join(root, layout.group_stem(*key))
         self._lock_fd = -1
         self._fd = -1
+        self._inode = 0  # of the journal that is held open, so that no other file can have it
         self._position = 0
         self._generation = 1
         self._snapshot_at = (0, 0)
@@ -91,7 +91,7 @@ class GroupFile:
     @property
     def is_poisoned(self) -> bool:
         """Whether a sync of the journal failed: it must not be relied upon any more."""
-        return bool(self._poisoned) and os.fstat(self._fd).st_ino == self._poisoned
+        return bool(self._poisoned) and self._inode == self._poisoned
 
     def is_behind(self) -> bool:
         """Whether somebody else may have written since this process did, if it ever looked."""
@@ -116,24 +116,26 @@ class GroupFile:
         If the change cannot be written the group is read anew, so that memory never runs ahead of
         the files. ``make_room`` is asked once when the device is full.
         """
-        with self.locked(timeout_s):
-            try:
-                self._catch_up()
-                group = self.group
-                group.ops.clear()
-                if before is not None:
-                    before(group)
-                result = action(group)
-                if group.ops:
-                    if self._read_only:
-                        self._forget()
-                    else:
-                        self._append(group.ops, make_room)
-                return result
-            except BaseException:
-                if self.group.ops:
+        self._lock(timeout_s)
+        try:
+            self._catch_up()
+            group = self.group
+            group.ops.clear()
+            if before is not None:
+                before(group)
+            result = action(group)
+            if group.ops:
+                if self._read_only:
                     self._forget()
-                raise
+                else:
+                    self._append(group.ops, make_room)
+            return result
+        except BaseException:
+            if self.group.ops:
+                self._forget()
+            raise
+        finally:
+            self._unlock()
 
     def save(self, segment: int) -> None:
         """Write the snapshot; a crash then replays less."""
@@ -180,7 +182,7 @@ class GroupFile:
             try:
                 atomic.sync(self._fd)
             except OSError as error:
-                self._poisoned = os.fstat(self._fd).st_ino
+                self._poisoned = self._inode
                 raise atomic.storage_error(error, self._stem + ".journal") from error
             self.dirty = self._position > position
             self._synced = position
@@ -212,6 +214,7 @@ class GroupFile:
             if self._fd >= 0:
                 os.close(self._fd)
             self._fd = fd
+            self._inode = os.fstat(fd).st_ino if fd >= 0 else 0
             self._synced = self._marked = 0
             self.dirty = False
 
@@ -222,8 +225,11 @@ class GroupFile:
         try:
             yield
         finally:
-            if self._lock_fd >= 0:
-                atomic.unlock(self._lock_fd)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock_fd >= 0:
+            atomic.unlock(self._lock_fd)
 
     def _lock(self, timeout_s: float) -> None:
         path = self._stem + ".lock"
@@ -252,18 +258,20 @@ class GroupFile:
 
     def _catch_up(self) -> None:
         path = self._stem + ".journal"
+        size = 0
         if self._fd >= 0:
             try:
-                here, held = os.stat(path), os.fstat(self._fd)
-                same = here.st_ino == held.st_ino and held.st_size >= self._position
+                here = os.stat(path)
+                size = here.st_size if here.st_ino == self._inode else 0
             except FileNotFoundError:
-                same = False
-            if not same:
+                pass
+            if size < self._position:
                 self._forget()
         try:
             if self._fd < 0:
                 self._load(path)
-            self._read_journal()
+            else:
+                self._read_journal(size)
         except BaseException as error:
             self._forget()
             if isinstance(error, OSError):
@@ -296,7 +304,7 @@ class GroupFile:
         self._position = max(header, base[1]) if base[0] == generation else header
         if base[0] < generation and anchor is not None:
             self.group.apply(anchor)
-        self._read_journal()
+        self._read_journal(size)
         if self.group.anchor is None or self.group.anchor.boot != self._clock.boot:
             anchor = self._now()
             self.group.apply(anchor)
@@ -324,8 +332,7 @@ class GroupFile:
             raise self._corrupt(self._stem + ".journal", 0, "its first line is damaged")
         return 0, 0, 0, None
 
-    def _read_journal(self) -> None:
-        size = os.fstat(self._fd).st_size if self._fd >= 0 else 0
+    def _read_journal(self, size: int) -> None:
         if size <= self._position:
             return
         data = os.pread(self._fd, size - self._position, self._position)
@@ -406,7 +413,7 @@ class GroupFile:
         self.dirty = True
         if marks:
             self._marked = self._synced
-        if any(isinstance(op, _AT_ONCE) for op in ops):
+        if not _AT_ONCE.isdisjoint(map(type, ops)):
             try:
                 self.sync()
             except StorageError:

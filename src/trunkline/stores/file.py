@@ -319,11 +319,11 @@ class FileStore:
         lock = self._group_locks.get(key)
         if lock is None:
             lock = self._group_locks[key] = asyncio.Lock()
-        async with lock:
-            try:
+        if not lock.locked():  # no thread is at it, and nothing else runs on the loop meanwhile
+            with contextlib.suppress(LockTimeout):
                 return self.folder.step(key, step, timeout_s=0.02)
-            except LockTimeout:
-                return await asyncio.to_thread(self.folder.step, key, step)
+        async with lock:
+            return await asyncio.to_thread(self.folder.step, key, step)
 
     async def groups(self) -> list[GroupKey]:
         self._check()

@@ -7,18 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 import trunkline
 from trunkline import GroupOptions
+from trunkline.broker.options import BrokerOptions
+from trunkline.broker.server import Broker
 
 POISON = """
 import asyncio, os, sys, trunkline
 
 async def main():
-    async with trunkline.connect(f"file:{sys.argv[1]}") as bus:
+    async with trunkline.connect(sys.argv[1]) as bus:
         @bus.on("orders", group="billing")
         async def handle(event):
             if event.payload == 1:
@@ -32,7 +35,7 @@ MORTAL = """
 import asyncio, os, sys, trunkline
 
 async def main():
-    async with trunkline.connect(f"file:{sys.argv[1]}") as bus:
+    async with trunkline.connect(sys.argv[1]) as bus:
         @bus.on("orders", group="billing", policy=trunkline.GroupOptions(max_retries=2))
         async def handle(event, delivery):
             print(event.payload, delivery.attempt)
@@ -63,12 +66,27 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("place", ["memory:", "file:"])
-async def test_a_slow_handler_loses_no_try_on_what_it_has_not_seen(
-    tmp_path: Path, place: str
-) -> None:
+@pytest.fixture(params=["file", "ws"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    """The same folder, opened by each process or by a broker for all."""
+    if request.param == "file":
+        yield f"file:{tmp_path}"
+        return
+    async with Broker(BrokerOptions(url=f"file:{tmp_path}", port=0, metrics_s=0)) as broker:
+        yield broker.url
+
+
+async def test_a_slow_handler_loses_no_try_on_what_it_has_not_seen(url: str) -> None:
+    await _see_each_once(url)
+
+
+async def test_nor_does_one_in_memory() -> None:
+    await _see_each_once("memory:")
+
+
+async def _see_each_once(url: str) -> None:
     tries: list[tuple[int, int]] = []
-    async with trunkline.connect(f"{place}{tmp_path}" if place == "file:" else place) as bus:
+    async with trunkline.connect(url) as bus:
         await bus.publish_many("orders", list(range(12)))
         policy = GroupOptions(ack_timeout_s=1.0, max_retries=0)
 
@@ -81,16 +99,16 @@ async def test_a_slow_handler_loses_no_try_on_what_it_has_not_seen(
     assert tries == [(number, 1) for number in range(12)]
 
 
-async def test_a_record_that_kills_its_worker_takes_no_other_with_it(tmp_path: Path) -> None:
-    async with trunkline.connect(f"file:{tmp_path}") as bus:
+async def test_a_record_that_kills_its_worker_takes_no_other_with_it(url: str) -> None:
+    async with trunkline.connect(url) as bus:
         await bus.publish_many("orders", list(range(1, 121)))
     tries = GroupOptions().max_retries + 1
-    command = [sys.executable, "-c", POISON, str(tmp_path)]
+    command = [sys.executable, "-c", POISON, url]
     codes = [
         (await asyncio.to_thread(subprocess.run, command)).returncode for _ in range(tries + 1)
     ]
     assert codes == [3] * tries + [0]
-    async with trunkline.connect(f"file:{tmp_path}") as bus:
+    async with trunkline.connect(url) as bus:
         letters = await bus.read("orders.DLQ")
         assert [letter.event.payload for letter in letters] == [1]
 
@@ -99,10 +117,10 @@ def _said(command: list[str]) -> str:
     return subprocess.run(command, stdout=-1, text=True).stdout
 
 
-async def test_whoever_dies_at_work_takes_only_what_was_begun(tmp_path: Path) -> None:
-    async with trunkline.connect(f"file:{tmp_path}") as bus:
+async def test_whoever_dies_at_work_takes_only_what_was_begun(url: str) -> None:
+    async with trunkline.connect(url) as bus:
         await bus.publish_many("orders", list(range(20)))
-    command = [sys.executable, "-c", MORTAL, str(tmp_path)]
+    command = [sys.executable, "-c", MORTAL, url]
     seen = [await asyncio.to_thread(_said, command) for _ in range(7)]
     assert seen == [f"{n} {attempt}\n" for n in range(3) for attempt in (1, 2, 3)][:7]
 
@@ -186,3 +204,16 @@ async def test_who_may_not_write_is_told_so_when_it_subscribes(tmp_path: Path) -
         with pytest.raises(trunkline.errors.StorageError, match="members"):
             async with bus.subscribe("orders", group="billing"):
                 pass
+
+
+async def test_a_quick_reader_gets_all_it_may_hold(url: str) -> None:
+    async with trunkline.connect(url) as bus:
+        await bus.publish_many("orders", list(range(40)))
+        async with bus.subscribe("orders", group="billing", max_inflight=25) as stream:
+            held = [await asyncio.wait_for(anext(stream), 10) for _ in range(25)]
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.2)
+            for delivery in held:
+                await delivery.ack()
+            more = [await asyncio.wait_for(anext(stream), 10) for _ in range(15)]
+        assert [d.event.payload for d in held + more] == list(range(40))

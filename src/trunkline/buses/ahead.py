@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from time import monotonic
 
 _SOON_S = 0.05
@@ -23,6 +25,16 @@ class Ahead:
 
     def room(self) -> int:
         return self.limit if self.limit > self.waiting else self.waiting
+
+    async def wait(self, arrived: asyncio.Event, ask: Callable[[], None]) -> None:
+        """Let a reader wait for what comes next, once it was asked for."""
+        arrived.clear()
+        self.waiting += 1
+        try:
+            ask()
+            await arrived.wait()
+        finally:
+            self.waiting -= 1
 
     def took(self, came: float, left: int) -> bool:
         """One that came at this time of the monotonic clock is read, so many are left. True if it

@@ -94,13 +94,7 @@ class RemoteSubscription:
                 raise self._error
             if not self._entered:
                 raise Closed("enter the subscription first", hint="async with bus.subscribe(...)")
-            self._arrived.clear()
-            self._ahead.waiting += 1
-            self._grant()
-            try:
-                await self._arrived.wait()
-            finally:
-                self._ahead.waiting -= 1
+            await self._ahead.wait(self._arrived, self._grant)
 
     def _subscribe(self, corr: int) -> bytes:
         self._granted = max(0, self._ahead.room() - len(self._queue))

@@ -183,13 +183,7 @@ class LocalSubscription:
                 raise StopAsyncIteration
             if not self._entered:
                 raise Closed("enter the subscription first", hint="async with bus.subscribe(...)")
-            self._arrived.clear()
-            self._ahead.waiting += 1
-            self._refill()
-            try:
-                await self._arrived.wait()
-            finally:
-                self._ahead.waiting -= 1
+            await self._ahead.wait(self._arrived, self._refill)
         return self._next()
 
     def take(self, limit: int) -> list[Delivery]:

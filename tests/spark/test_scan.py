@@ -209,6 +209,21 @@ def test_tasks_take_whole_segments_if_that_is_about_as_even(tmp_path: Path, task
     catalog.close()
 
 
+def test_a_task_is_not_full_before_the_short_end_of_its_partition(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path), StoreOptions(index_bytes=1024, reserve_bytes=0))
+    folder.define(TOPIC, TopicOptions(partitions=4, segment_records=40))
+    for partition in range(4):
+        for start, end in ((0, 40), (40, 80), (80, 100)):
+            append(folder, [make_event(n, payload="x" * 300) for n in range(start, end)], partition)
+    folder.close()
+    catalog = Catalog(str(tmp_path))
+
+    parts = divide(catalog, [OffsetRange(TOPIC, p, 1, 101) for p in range(4)], 2, exact=True)
+
+    assert [{span.partition for span in part} for part in parts] == [{0, 1}, {2, 3}]
+    catalog.close()
+
+
 def test_a_line_longer_than_what_is_read_at_a_time(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path), StoreOptions(reserve_bytes=0))
     folder.define(TOPIC, TopicOptions(segment_records=3))

@@ -95,6 +95,10 @@ def _fill(
     room = target
     near = target // 8
     for piece, size in pieces:
+        # Full enough, and further from the target with this piece than without.
+        if parts[-1] and room <= near and size > 2 * room and len(parts) < count:
+            parts.append([])
+            room += target
         span, left = piece, size
         while left > room + near and span.end - span.start > 1:
             extents = catalog.extents(span.topic, span.partition, span.start)
@@ -107,9 +111,6 @@ def _fill(
             left, room = max(1, left - room), target
         parts[-1].append(span)
         room -= left
-        if room <= near and len(parts) < count:
-            parts.append([])
-            room += target
     return [part for part in parts if part]
 
 

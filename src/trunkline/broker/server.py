@@ -60,7 +60,7 @@ class Broker:
 
     async def __aenter__(self) -> Self:
         options = self.options
-        tls = tls_context(options) if options.tls_cert else None
+        tls = tls_context(options)
         self._socket = _bound(options)  # before the bus: what cannot begin makes no folder
         try:
             self.hub = hub = Hub(self._given or self._open(), options)
@@ -184,8 +184,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-def tls_context(options: BrokerOptions) -> ssl.SSLContext:
-    assert options.tls_cert is not None
+def tls_context(options: BrokerOptions) -> ssl.SSLContext | None:
+    if not options.tls_cert:
+        if options.tls_key or options.tls_client_ca:  # nobody would be asked for a certificate
+            raise InvalidOption("TLS needs a certificate of the broker: tls_cert", name="tls_cert")
+        return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

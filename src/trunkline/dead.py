@@ -13,7 +13,7 @@ from datetime import datetime
 import msgspec
 
 from trunkline.clock import Clock
-from trunkline.errors import NotFound
+from trunkline.errors import InvalidName, NotFound
 from trunkline.event import LETTER_MARK, Event, Record, new_id
 from trunkline.group import Group
 from trunkline.options import GroupOptions
@@ -96,6 +96,16 @@ def read_letter(record: Record) -> Letter | None:
 def keeps_books(key: GroupKey) -> bool:
     """Whether the group is a desk: nobody consumes by it, and its lag is the open letters."""
     return key.group == DESK and is_dead(key.topic)
+
+
+def check_member(topic: str, group: str) -> None:
+    """Nobody consumes as the desk: what it settles is a letter redriven or dropped."""
+    if group == DESK and is_dead(topic):
+        raise InvalidName(
+            f"the group {DESK} of {topic} keeps the books of the dead letters",
+            name=group,
+            hint="take another name to read letters; trunkline dlq closes them",
+        )
 
 
 class Redrive(msgspec.Struct, frozen=True):

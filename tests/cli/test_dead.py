@@ -180,3 +180,13 @@ def test_the_group_that_keeps_the_books_is_shown_when_asked_for(run: Run) -> Non
     counts = {row["topic"]: row["groups"] for row in run("topic", "ls", "--json").rows}
     assert counts == {"t": 1, "t.DLQ": 0}
     assert run("group", "info", "t.DLQ", "desk").code == 0
+
+
+def test_nobody_consumes_as_the_desk(run: Run) -> None:
+    """It would close letters that nobody has looked at."""
+    for topic in ("t.DLQ", "*.DLQ"):
+        done = run("sub", topic, "--group", "desk", "--wait", "0.1")
+        assert (done.code, done.out) == (4, "")
+        assert "trunkline dlq" in done.err
+    assert open_letters(run) == [1, 2, 3, 4]
+    assert len(run("sub", "t", "--group", "desk", "--count", "4", "--wait", "5").rows) == 4

@@ -10,7 +10,7 @@ from trunkline.bus import Start
 from trunkline.buses.base import BusBase, OnPublish, check_start, only
 from trunkline.buses.stream import LocalSubscription, Pumps
 from trunkline.clock import Clock, SystemClock
-from trunkline.dead import Desk
+from trunkline.dead import Desk, check_member
 from trunkline.errors import InvalidEvent
 from trunkline.event import Event, Receipt, Record, check_event
 from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, make
@@ -94,6 +94,7 @@ class LocalBus(BusBase):
     ) -> LocalSubscription:
         check_pattern(topic)
         check_group(group)
+        check_member(topic, group)
         flow = Flow() if max_inflight is None else Flow(max_inflight=max_inflight)
         match = compile_where(where) if isinstance(where, str) else where
         check_start(start)

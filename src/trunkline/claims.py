@@ -433,8 +433,8 @@ class BusCarrier:
     the first, which therefore has one partition.
     """
 
-    def __init__(self, url: str, *, create: bool = True) -> None:
-        self._bus = sync.open(url, create=create)
+    def __init__(self, url: str, *, create: bool = True, allow_network: bool = False) -> None:
+        self._bus = sync.open(url, create=create, allow_network=allow_network)
         self._next = {CLAIM: 1, RELEASE: 1}
         options = self._bus.topics().get(CLAIM)
         if options is not None and options.partitions > 1:
@@ -473,7 +473,14 @@ class BusCarrier:
         self._bus.close()
 
 
-def open_claims(url: str, actor: str, clock: Time | None = None, *, create: bool = True) -> Claims:
+def open_claims(
+    url: str,
+    actor: str,
+    clock: Time | None = None,
+    *,
+    create: bool = True,
+    allow_network: bool = False,
+) -> Claims:
     """Claims carried by ``ndjson:FILE`` or by any bus, as ``file:FOLDER``.
 
     ``NoBus`` when there is nothing at that place and ``create`` is off.
@@ -484,7 +491,7 @@ def open_claims(url: str, actor: str, clock: Time | None = None, *, create: bool
         if not create and not os.path.exists(file):
             raise NoBus(f"there is no event log at {file}", path=file)
         return Claims(NdjsonCarrier(file), actor, clock)
-    return Claims(BusCarrier(url, create=create), actor, clock)
+    return Claims(BusCarrier(url, create=create, allow_network=allow_network), actor, clock)
 
 
 def check_actor(actor: str) -> str:

@@ -100,6 +100,10 @@ FRAMES: tuple[tuple[dict[str, Any], set[str]], ...] = (
         {"type": "CALL", "op": "forget", "args": {"topic": "orders", "group": "none"}},
         {"manager", "admin"},
     ),
+    (
+        {"type": "CALL", "op": "policy", "args": {"topic": "orders", "group": "billing"}},
+        {"consumer", "manager", "admin"},
+    ),
     ({"type": "CALL", "op": "topics"}, set(GRANTS)),
     ({"type": "CALL", "op": "health"}, set(GRANTS)),
     ({"type": "PING"}, set(GRANTS)),

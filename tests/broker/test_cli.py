@@ -120,3 +120,21 @@ async def test_a_token_made_while_the_broker_runs_is_asked_for_within_seconds(
         async with peer(broker.url, text) as two:
             assert (await two.ask("PUBLISH", topic="t", payload=1))["type"] == "PUBLISHED"
             assert (await two.ask("PUBLISH", topic="u", payload=1))["code"] == "denied"
+
+
+@pytest.mark.parametrize("name", ["tls_key", "tls_client_ca"])
+async def test_a_broker_without_a_certificate_asks_nobody_for_one(
+    tmp_path: Path, name: str
+) -> None:
+    """Else it would be open to a network that it was thought to be guarded from."""
+    options: dict[str, Any] = {name: str(tmp_path / "some.pem"), "host": "0.0.0.0", "port": 0}
+    with pytest.raises(InvalidOption, match="tls_cert"):
+        async with Broker(BrokerOptions(url=f"file:{tmp_path / 'new'}", **options)):
+            pass
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_token_for_longer_than_there_are_dates_is_refused(tmp_path: Path) -> None:
+    words = ("token", "create", "x", "--admin", "--expires", "99999999999d")
+    with pytest.raises(InvalidOption, match="too long"):
+        run(*words, "--url", f"file:{tmp_path}")

@@ -54,6 +54,7 @@ WORDS = {
     "topic purge": ("t", "--yes"),
     "topic compact": ("t", "--yes"),
     "group info": ("t", "g"),
+    "group edit": ("t", "g", "--max-retries", "1"),
     "group seek": ("t", "g", "--to", "1"),
     "group pause": ("t", "g"),
     "group resume": ("t", "g"),
@@ -411,3 +412,56 @@ def test_a_folder_that_says_something_strange_about_itself_is_left_alone(
         done = run(*command.split())
         assert (done.code, done.out, said in done.err) == (1, "", True)
     assert len((home / ".bus" / "wal" / "t.00000001.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "token ls",
+        "token revoke x",
+        "release x",
+        "release --token 1",
+        "claims",
+        "claims check 1",
+        "claims export",
+    ],
+)
+def test_who_looks_at_tokens_and_claims_makes_no_folder(run: Run, home: Path, words: str) -> None:
+    done = run(*words.split())
+    assert (done.code, done.out) == (2, "")
+    assert "there is no bus at" in done.err
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["memory:", "ws://127.0.0.1:1"])
+@pytest.mark.parametrize("words", ["ls", "create x --admin", "revoke x"])
+def test_tokens_are_kept_in_a_folder(run: Run, url: str, words: str) -> None:
+    done = run("token", *words.split(), "--url", url)
+    assert (done.code, done.out) == (4, "")
+    assert "file:" in done.err
+
+
+def test_claims_and_bridges_take_the_options_of_all(run: Run) -> None:
+    assert run("claim", "src/**", "-q", "--no-color", "--allow-network").out == ""
+    assert run("claims", "-q").out == "src/**\n"
+    assert run("--quiet", "claims").out == "src/**\n"
+    assert run("--json", "claims").rows[0]["path"] == "src/**"
+    assert run("release", "src/**", "--quiet").out == ""
+    run("pub", "t", "1")
+    for words in (("--json", "bridge"), ("bridge", "--json")):
+        assert run(*words, "file:.bus", "ndjson:events").rows[0]["copied"] in (0, 3)
+    done = run("bridge", "file:.bus", "ndjson:more", "--quiet")
+    assert (done.code, done.out) == (0, "")
+
+
+@pytest.mark.parametrize("verb", ["claim", "claims", "release", "bridge"])
+def test_an_unknown_option_is_told_by_the_command(run: Run, verb: str) -> None:
+    done = run(verb, *(("a", "b") if verb == "bridge" else ()), "--bogus", "x")
+    assert done.code == 4
+    assert f"(see trunkline {verb} --help)" in done.err
+
+
+def test_a_bridge_that_cannot_be_leaves_nothing(run: Run, home: Path) -> None:
+    run("pub", "t", "1")
+    assert run("bridge", "file:.bus", "file:new", "--topics", "a..b").code == 4
+    assert sorted(path.name for path in home.iterdir()) == [".bus"]

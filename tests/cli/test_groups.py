@@ -245,6 +245,7 @@ async def test_an_edit_beside_running_members_counts_for_them(run: Run, home: Pa
     """They need not begin again; who comes with the policy of before is told what to do."""
     import trunkline
     from trunkline import GroupOptions
+    from trunkline.dead import Letter
     from trunkline.errors import Conflict
 
     first = GroupOptions(max_retries=50, backoff_base_s=0.0, lookahead=64)
@@ -264,8 +265,13 @@ async def test_an_edit_beside_running_members_counts_for_them(run: Run, home: Pa
                 async with bus.subscribe("t", group="g", policy=first):
                     pass
             assert "trunkline group edit" in told.value.hint
-            letters: list[object] = []
+            letters: list[Letter] = []
             while not letters:  # it is written while the next record is handed out
                 letters = [letter async for letter in bus.dead_letters("t").letters()]
                 await asyncio.sleep(0.01)
             assert [(one.origin, one.attempts) for one in letters] == [(1, 2)]
+
+
+def test_a_name_that_no_group_can_have_is_refused(run: Run) -> None:
+    assert run("group", "ls", "--group", "a__b").code == 4
+    assert run("group", "ls", "--group", "nobody").code == 0

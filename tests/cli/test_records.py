@@ -290,6 +290,15 @@ def test_get_tells_apart_what_is_gone_and_what_never_was(run: Run) -> None:
     assert run("get", "t", "1", "-p", "7").code == 3
 
 
+def test_get_does_not_take_the_first_for_one_before_it(run: Run) -> None:
+    run("pub", "t", stdin=lines(3))
+    assert [row["offset"] for row in run("get", "t", "-3").rows] == [1]
+    done = run("get", "t", "-4")
+    assert (done.code, done.out) == (3, "")
+    assert "it holds 1 to 3" in done.err
+    assert len(run("get", "t", "-4:").rows) == 3
+
+
 def test_get_asks_which_partition_an_offset_is_in(run: Run) -> None:
     run("init")
     run("topic", "create", "t", "--partitions", "3")
@@ -361,3 +370,18 @@ def test_a_dead_letter_is_not_made_by_hand(run: Run, home: Path) -> None:
         assert (done.code, done.out) == (4, "")
         assert "not a dead letter" in done.err
     assert not (home / ".bus").exists()
+
+
+def test_a_line_without_end_is_not_read_to_its_end(home: Path) -> None:
+    del home
+    with open("/dev/zero", "rb") as zeros:
+        done = subprocess.run(
+            [*PROGRAM, "pub", "t"],
+            stdin=zeros,
+            capture_output=True,
+            env=ENV,
+            timeout=40,
+            check=False,
+        )
+    assert done.returncode == 4
+    assert b"line 1: it is longer than 1048576 bytes" in done.stderr

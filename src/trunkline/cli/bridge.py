@@ -8,23 +8,27 @@ from typing import Any
 
 from trunkline.bridge import Carried, follow, open_bridge
 from trunkline.cli import OK
+from trunkline.topics import check_pattern
 
 
 def register(commands: argparse._SubParsersAction[Any]) -> None:
     about = "carry events from one place to another: spool:DIR, ndjson:FILE or file:DIR"
-    parser = commands.add_parser("bridge", help=about, description=about)
+    parser = commands.add_parser("bridge", help=about, description=about, allow_abbrev=False)
     parser.add_argument("source", metavar="SRC")
     parser.add_argument("sink", metavar="DST")
     parser.add_argument("--topics", default="", help="only these, comma-separated, * and > allowed")
     parser.add_argument("--follow", action="store_true", help="stay, and carry what comes")
     parser.add_argument("--ack", action="store_true", help="acknowledge what came from a spool")
     parser.add_argument("--skip-invalid", action="store_true", help="pass over what does not fit")
-    parser.add_argument("--json", action="store_true")
-    parser.set_defaults(run=run)
+    # Without defaults: typed before the verb they are not undone here. It has no --url: SRC and DST
+    # are the places.
+    for flags in (("--json",), ("-q", "--quiet"), ("--no-color",)):
+        parser.add_argument(*flags, action="store_true", default=argparse.SUPPRESS)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    topics = [name.strip() for name in args.topics.split(",") if name.strip()]
+    topics = [check_pattern(name.strip()) for name in args.topics.split(",") if name.strip()]
     with open_bridge(
         args.source, args.sink, topics, ack=args.ack, skip_invalid=args.skip_invalid
     ) as bridge:
@@ -40,6 +44,8 @@ def _show(args: argparse.Namespace, counts: Carried) -> None:
     values = counts.to_json()
     if args.json:
         print(json.dumps({"source": args.source, "sink": args.sink, **values}), flush=True)
+        return
+    if args.quiet:
         return
     extra = ", ".join(f"{n} {name}" for name, n in values.items() if n and name != "copied")
     print(f"copied {values['copied']} events" + (f" ({extra})" if extra else ""), flush=True)

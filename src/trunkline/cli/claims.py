@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trunkline.claims import TTL_S, Claims, export_table, import_table, open_claims
-from trunkline.cli import ERROR, OK
+from trunkline.cli import ERROR, OK, Run, leaf
 from trunkline.errors import Conflict, InvalidOption, NoBus
 from trunkline.files import ndjson
 
@@ -28,50 +28,39 @@ _HOOK_MARK = "# trunkline claims guard"
 
 
 def register(commands: argparse._SubParsersAction[Any]) -> None:
-    claim = _parser(commands, "claim", "hold a path or glob for a while")
+    claim = _parser(commands, "claim", run_claim, "hold a path or glob for a while")
     claim.add_argument("path", metavar="PATH-OR-GLOB")
     claim.add_argument("--ttl", type=seconds, default=TTL_S, help="how long: 90, 10m, 2h (10m)")
     claim.add_argument(
         "--wait", nargs="?", type=seconds, const=-1, default=0, help="queue for it, at most so long"
     )
     claim.add_argument("--intent", default="edit")
-    claim.set_defaults(run=run_claim)
 
-    release = _parser(commands, "release", "give a claim back")
+    release = _parser(commands, "release", run_release, "give a claim back")
     release.add_argument("path", nargs="?", metavar="PATH-OR-GLOB")
     release.add_argument("--token", type=int)
     release.add_argument("--force", action="store_true", help="also the claims of others")
-    release.set_defaults(run=run_release)
 
-    claims = _parser(commands, "claims", "list who holds what")
+    claims = _parser(commands, "claims", run_list, "list who holds what")
     claims.add_argument("--all", action="store_true", help="with those that have run out")
-    claims.set_defaults(run=run_list)
     more = claims.add_subparsers(metavar="COMMAND")
-    check = _parser(more, "check", "say whether a token still holds")
+    check = _parser(more, "check", run_check, "say whether a token still holds")
     check.add_argument("token", type=int)
     check.add_argument("path", nargs="?")
-    check.set_defaults(run=run_check)
-    guard = _parser(more, "guard", "refuse a commit that touches someone else's claim")
-    guard.set_defaults(run=run_guard)
-    hook = _parser(more, "install-hook", "run the guard before every commit of this repository")
-    hook.set_defaults(run=run_hook)
-    table = _parser(more, "export", "write a coord_claims.md to stdout")
+    _parser(more, "guard", run_guard, "refuse a commit that touches someone else's claim")
+    _parser(more, "install-hook", run_hook, "run the guard before every commit of this repository")
+    table = _parser(more, "export", run_export, "write a coord_claims.md to stdout")
     table.add_argument("--header", action="store_true", help="as a Markdown table")
-    table.set_defaults(run=run_export)
-    load = _parser(more, "import", "claim what a coord_claims.md says")
+    load = _parser(more, "import", run_import, "claim what a coord_claims.md says")
     load.add_argument("file", nargs="?", default="coord_claims.md")
     load.add_argument("--ttl", type=seconds, default=TTL_S, help="lifetime of a row (10m)")
-    load.set_defaults(run=run_import)
 
 
 def _parser(
-    commands: argparse._SubParsersAction[Any], name: str, about: str
+    commands: argparse._SubParsersAction[Any], name: str, run: Run, about: str
 ) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about)
-    # Suppressed defaults: an option typed before a sub-command is not undone by the sub-command.
-    for flag, text in (("--url", "where the claims are"), ("--actor", "who you are")):
-        parser.add_argument(flag, default=argparse.SUPPRESS, help=text)
-    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS)
+    parser = leaf(commands, name, run, about)
+    parser.add_argument("--actor", default=argparse.SUPPRESS, help="who you are")
     return parser
 
 
@@ -94,7 +83,7 @@ def run_claim(args: argparse.Namespace) -> int:
 def run_release(args: argparse.Namespace) -> int:
     if args.path is None and args.token is None:
         raise InvalidOption("say what to release: a path, or --token")
-    with _open(args) as claims:
+    with _open(args, create=False) as claims:
         path = None if args.path is None else _path(args.path)
         for claim in claims.release(path, token=args.token, force=args.force):
             _show(args, claim.to_json("released"), "released")
@@ -104,7 +93,10 @@ def run_release(args: argparse.Namespace) -> int:
 def run_list(args: argparse.Namespace) -> int:
     with _open(args, create=False) as claims:
         for claim, state in claims.table(every=args.all):
-            _show(args, claim.to_json(state), state)
+            if args.quiet and not args.json:
+                print(claim.path)
+            else:
+                _show(args, claim.to_json(state), state)
     return OK
 
 
@@ -180,7 +172,7 @@ def run_import(args: argparse.Namespace) -> int:
         left_s = args.ttl - max(0, int((now - moment).total_seconds()))
         if left_s <= 0:
             continue
-        with open_claims(_url(args), actor) as claims:
+        with open_claims(_url(args), actor, allow_network=args.allow_network) as claims:
             try:
                 claim = claims.claim(path, ttl_s=left_s)
             except Conflict as error:
@@ -195,7 +187,7 @@ def _open(args: argparse.Namespace, *, create: bool = True) -> Claims:
     actor = getattr(args, "actor", "") or os.environ.get("TRUNKLINE_ACTOR", "")
     actor = actor or os.environ.get("NBS_HANDLE", "") or getpass.getuser()
     url = _url(args)
-    claims = open_claims(url, actor, create=create)
+    claims = open_claims(url, actor, create=create, allow_network=args.allow_network)
     if url == f"file:{os.path.join(_top(), '.bus')}":
         _hide(os.path.join(_top(), ".bus"))
     return claims
@@ -251,8 +243,9 @@ def _git(*words: str, cwd: str | None = None) -> str:
 
 
 def _show(args: argparse.Namespace, row: dict[str, Any], verb: str) -> None:
-    if getattr(args, "json", False):
+    if args.json:
         print(json.dumps(row, sort_keys=True), flush=True)
+    if args.json or args.quiet:
         return
     until = f" until {row['expires_at']}" if row["expires_at"] else ""
     print(f"{verb} {row['path']} by {row['actor']}, token {row['token']}{until}", flush=True)

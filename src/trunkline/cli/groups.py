@@ -90,6 +90,8 @@ def run_ls(args: argparse.Namespace) -> int:
     out = Output(args)
     if args.topic is not None:
         check_pattern(args.topic)
+    if args.group is not None:
+        check_group(args.group)
     code = OK
     with closing(open_folder(args)) as folder:
         rows = []

@@ -228,6 +228,7 @@ class _Publisher:
             *lines, rest = (rest + chunk).split(b"\n")
             if not chunk and rest:
                 lines, rest = [rest], b""
+            endless = len(rest) > self._folder.options.limits.record_bytes
             batch: list[tuple[Event, bytes]] = []
             for line in lines:
                 number += 1
@@ -243,6 +244,9 @@ class _Publisher:
                         hint=error.hint,
                     ) from None
             self.publish(batch)
+            if endless:
+                most = self._folder.options.limits.record_bytes
+                raise InvalidEvent(f"line {number + 1}: it is longer than {most} bytes")
             if not chunk:
                 return
 
@@ -392,9 +396,13 @@ def _one(folder: Folder, topic: str, partition: int, point: Point) -> Record:
     """The record at a point; ``OutOfRange`` if it was trimmed, ``NotFound`` if there is none."""
     reader = folder.reader(topic, partition)
     offset = point.resolve(reader)
-    found = reader.read(offset, 1)
+    first, end = reader.bounds()
+    if point.base == "end" and point.n > end - first:
+        offset = end - point.n  # not the first in its place, as in a range
+        found = []
+    else:
+        found = reader.read(offset, 1)
     if not found or (point.base == "offset" and found[0].offset != offset):
-        first, end = reader.bounds()
         raise NotFound(
             f"{topic}/{partition} has no record {offset}",
             hint=f"it holds {first} to {end - 1}" if first < end else "it is empty",

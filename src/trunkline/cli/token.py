@@ -13,7 +13,7 @@ import msgspec
 
 from trunkline.access import EVERYTHING, Grant, Token
 from trunkline.cli import branch, leaf
-from trunkline.cli.places import bus_url, duration
+from trunkline.cli.places import bus_path, bus_url, duration
 from trunkline.cli.render import Output
 from trunkline.errors import InvalidOption
 
@@ -65,13 +65,18 @@ def run_create(args: argparse.Namespace) -> None:
     grants = grants_of(args)
 
     async def create(rights: Any) -> tuple[str, Token]:
-        expires = None if args.expires is None else rights.now() + timedelta(seconds=args.expires)
+        expires = None
+        try:
+            if args.expires is not None:
+                expires = rights.now() + timedelta(seconds=args.expires)
+        except OverflowError:
+            raise InvalidOption("--expires is too long") from None
         made: tuple[str, Token] = await rights.create(
             args.agent, grants, expires, certificate=args.certificate
         )
         return made
 
-    text, token = _with_rights(args, create)
+    text, token = _with_rights(args, create, make=True)
     if args.json:
         shown = {"token": text} if text else {}
         print(json.dumps({**shown, "id": token.id, "agent": token.agent}))
@@ -114,12 +119,16 @@ def _said(token: Token) -> str:
     return "; ".join(map(said, token.grants))
 
 
-def _with_rights(args: argparse.Namespace, job: Callable[[Any], Awaitable[T]]) -> T:
+def _with_rights(
+    args: argparse.Namespace, job: Callable[[Any], Awaitable[T]], *, make: bool = False
+) -> T:
     from trunkline.broker.rights import Rights
     from trunkline.buses import connect
 
+    url = f"file:{bus_path(bus_url(args))}"
+
     async def run() -> T:
-        async with connect(bus_url(args), allow_network=args.allow_network) as bus:
+        async with connect(url, create=make, allow_network=args.allow_network) as bus:
             rights = Rights(bus)
             await rights.refresh()
             return await job(rights)

@@ -179,7 +179,8 @@ class Subscriber:
                     batch, self._unsent = self._unsent[:count], self._unsent[count:]
                     self._send(batch)
                 session.flush()
-                await asyncio.sleep(0)
+                if subscription.is_ready:
+                    await asyncio.sleep(0)  # others have their turn, too
         except TrunklineError as error:
             session.ended(self, error)
 

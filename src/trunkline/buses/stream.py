@@ -186,6 +186,11 @@ class LocalSubscription:
             await self._ahead.wait(self._arrived, self._refill)
         return self._next()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a delivery is here already."""
+        return bool(self._queue)
+
     def take(self, limit: int) -> list[Delivery]:
         """Up to ``limit`` deliveries that are here already."""
         return [self._next() for _ in range(min(limit, len(self._queue)))]

@@ -385,3 +385,9 @@ def test_a_line_without_end_is_not_read_to_its_end(home: Path) -> None:
         )
     assert done.returncode == 4
     assert b"line 1: it is longer than 1048576 bytes" in done.stderr
+
+
+def test_a_count_beyond_any_number_of_records_is_refused(run: Run) -> None:
+    run("pub", "t", "1")
+    assert run("grep", "t", "1", "--count", "9" * 18).code == 0
+    assert run("grep", "t", "1", "--count", "9" * 19).code == 4

@@ -70,7 +70,7 @@ def at_least(low: int) -> Callable[[str], int]:
     """An argparse type: a whole number from ``low`` on."""
 
     def number(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) >= low):
+        if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) >= low):
             raise argparse.ArgumentTypeError(f"not a whole number from {low} on: {text!r}")
         return int(text)
 

@@ -114,7 +114,7 @@ def _by_type(df: Any) -> None:
 
 def _medians(run: Run, count: int, *sides: Callable[[], None]) -> list[float]:
     """The median rate of each side."""
-    warm, turns = run.count(2, 0), run.count(5, 1)
+    warm, turns = run.count(4, 0), run.count(7, 1)
     rates: list[list[float]] = [[] for _ in sides]
     for turn in range(warm + turns):
         for at, side in enumerate(sides):

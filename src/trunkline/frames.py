@@ -201,10 +201,15 @@ class Message(Frame, frozen=True, kw_only=True, tag="MESSAGE"):
 
 
 class Ok(Frame, frozen=True, kw_only=True, tag="OK"):
+    """``linger_s`` answers a SUBSCRIBE: nothing waits for the acks of records without a key, and
+    so they may be kept that long, to be sent together.
+    """
+
     topic: str | None = None
     group: str | None = None
     sub: str | None = None
     count: int | None = None
+    linger_s: float | None = None
     result: Any = None
 
 

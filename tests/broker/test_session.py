@@ -180,6 +180,21 @@ class TestDelivery:
         await one.say("SUBSCRIBE", topic="t", group="g")
         assert await one.hear() == {"type": "OK", "topic": "t", "group": "g"}
 
+    @pytest.mark.parametrize(
+        ("topic", "members", "linger_s"),
+        [
+            ("a", {"max_inflight": 100}, 0.005),
+            ("a", {"max_inflight": 100, "policy": {"ordering": "none"}}, 0.005),
+            ("a", {"max_inflight": 100, "policy": {"ordering": "partition"}}, None),
+            ("a", {"max_inflight": 10}, None),
+            ("a.*", {"max_inflight": 100}, None),
+        ],
+    )
+    async def test_acks_may_linger_where_nothing_waits_for_them(
+        self, one: Peer, topic: str, members: dict[str, Any], linger_s: float | None
+    ) -> None:
+        assert (await one.subscribe(topic, "g", **members)).get("linger_s") == linger_s
+
     async def test_latest_is_the_tail(self, one: Peer) -> None:
         await one.ask("PUBLISH", topic="t", payload="old")
         for group, start in (("a", {"kind": "latest"}), ("b", None)):

@@ -16,6 +16,8 @@ import trunkline
 from trunkline import GroupOptions
 from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
+from trunkline.broker.session import Session
+from trunkline.frames import Ack
 
 POISON = """
 import asyncio, os, sys, trunkline
@@ -217,3 +219,36 @@ async def test_a_quick_reader_gets_all_it_may_hold(url: str) -> None:
                 await delivery.ack()
             more = [await asyncio.wait_for(anext(stream), 10) for _ in range(15)]
         assert [d.event.payload for d in held + more] == list(range(40))
+
+
+async def test_acks_that_nobody_waits_for_go_out_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames: list[Ack] = []
+    ack = Session._ack
+
+    def note(session: Session, frame: Ack) -> None:
+        frames.append(frame)
+        ack(session, frame)
+
+    monkeypatch.setattr(Session, "_ack", note)
+
+    async def settle(bus: trunkline.Bus, count: int) -> None:
+        async with bus.subscribe("orders", group="billing") as stream:
+            for _ in range(count):
+                await (await asyncio.wait_for(anext(stream), 10)).ack()
+                await asyncio.sleep(0)  # each ack has a turn of the loop of its own
+
+    options = BrokerOptions(url=f"file:{tmp_path}", port=0, metrics_s=0)
+    async with Broker(options) as broker, trunkline.connect(broker.url) as bus:
+        await bus.publish_many("orders", list(range(40)))
+        await settle(bus, 40)  # leaving sends what is left
+        assert len(frames) < 40
+        assert sum(1 + len(frame.offsets or ()) for frame in frames) == 40
+        frames.clear()
+        for number in range(5):
+            await bus.publish("orders", number, key="k")
+        await settle(bus, 5)
+        assert len(frames) == 5  # the next of the key comes when the one before is settled
+        groups = await broker.hub.bus.store.groups()
+        assert await broker.hub.bus.store.update(groups[0], lambda group: group.lag(46)) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Set
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def publish(folder: Folder, topic: str = "orders") -> None:
     folder.append(topic, 0, [encode_event(one, Limits())], [one])
 
 
-def told(watch: Inotify) -> set[Change]:
+def told(watch: Inotify) -> Set[Change]:
     select.select([watch.fd], [], [], 5)
     return watch.changes()
 

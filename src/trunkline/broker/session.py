@@ -375,11 +375,13 @@ class Session:
         self.require("subscribe", frame.topic, frame.group)
         subscriber = Subscriber(self, frame)
         await subscriber.start()
+        linger_s = await subscriber.linger_s()
         if self._closed:
             await subscriber.close()
             return
         self._subscribers[name] = subscriber
-        self.tell(Ok(corr=frame.corr, topic=frame.topic, group=frame.group, sub=frame.sub))
+        answer = Ok(corr=frame.corr, topic=frame.topic, group=frame.group, sub=frame.sub)
+        self.tell(msgspec.structs.replace(answer, linger_s=linger_s))
         self.flush()
         subscriber.begin()
 

@@ -27,6 +27,7 @@ from trunkline.frames import (
     time_of,
 )
 from trunkline.options import GroupOptions, make
+from trunkline.topics import is_pattern
 from trunkline.where import compile_where
 
 _FRAMES_A_TURN = 64
@@ -35,6 +36,8 @@ _FRAMES_A_TURN = 64
 _AHEAD_BYTES = 32 * 1024
 _AHEAD_RECORDS = 16  # as long as their size is not known
 _LIGHT_BYTES = 1024
+_LINGER_S = 0.005
+_WIDE = 64  # a window that a few acks which come late do not fill
 
 
 class Owner(Protocol):
@@ -108,6 +111,16 @@ class Subscriber:
         if frame.batch:
             self._session.batch = True
         self.refill()
+
+    async def linger_s(self) -> float | None:
+        """How long the acks of records without a key may wait for each other."""
+        if self._window < _WIDE or is_pattern(self.frame.topic):
+            return None
+        store = self._hub.bus.store
+        for key in self.subscription.partitions:
+            if await store.update(key, lambda group: group.options.ordering) == "partition":
+                return None
+        return _LINGER_S
 
     def begin(self) -> None:
         if self.frame.sticky:

@@ -61,6 +61,7 @@ _quiet = logging.getLogger("trunkline.picows")
 _quiet.setLevel(logging.CRITICAL)  # what it has to say is told by errors
 _FRAMES_AT_ONCE = 32
 _BYTES_AT_ONCE = 16 * 1024
+_ACKS_AT_ONCE = 16
 _WHOLE = (WSMsgType.TEXT, WSMsgType.BINARY)
 _TOKEN = "pass token= or set TRUNKLINE_TOKEN; 'trunkline token create' makes one"
 
@@ -132,6 +133,7 @@ class Link:
         self._patience: asyncio.TimerHandle | None = None
         self._closed = False
         self._scheduled = False
+        self._lingering: asyncio.TimerHandle | None = None
         self.connected = asyncio.Event()
         self.room = asyncio.Event()
         self.room.set()
@@ -149,6 +151,8 @@ class Link:
     async def close(self) -> None:
         self._closed = True
         self.flush()
+        if self._lingering is not None:
+            self._lingering.cancel()
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.send_close()
@@ -210,9 +214,19 @@ class Link:
         if self._transport is not None:
             self.send(dump(frame))
 
-    def ack(self, place: tuple[str, int, str], offset: int) -> None:
-        self._acks.setdefault(place, []).append(offset)
-        self._schedule()
+    def ack(self, place: tuple[str, int, str], offset: int, linger_s: float | None = None) -> None:
+        """Settle a delivery; within ``linger_s``, so that one frame does for several."""
+        mine = self._acks.setdefault(place, [])
+        mine.append(offset)
+        if not linger_s or len(mine) >= _ACKS_AT_ONCE:
+            self._schedule()
+        elif self._lingering is None:
+            loop = asyncio.get_running_loop()
+            self._lingering = loop.call_later(linger_s, self._linger_no_more)
+
+    def _linger_no_more(self) -> None:
+        self._lingering = None
+        self.flush()
 
     def _schedule(self) -> None:
         if not self._scheduled:

@@ -42,6 +42,7 @@ class RemoteSubscription:
         self._bus = bus
         self._match = match
         self._ahead = Ahead(frame.max_inflight or Flow().max_inflight)
+        self._linger_s: float | None = None
         self._granted = 0  # credits that the broker has left
         self._queue: deque[tuple[Delivery, float]] = deque()  # with the time it came
         self._open: set[Delivery] = set()
@@ -64,7 +65,7 @@ class RemoteSubscription:
         self._bus.streams[str(self.frame.sub)] = self
         self._asked: asyncio.Future[Any] | None = asked
         try:
-            await asked
+            self._linger_s = (await asked).linger_s
         except BaseException:
             self._bus.streams.pop(str(self.frame.sub), None)
             self._closed = True
@@ -204,6 +205,8 @@ class RemoteSubscription:
         error = None if asked.cancelled() else asked.exception()
         if error is not None and self._bus.link.is_up:
             self.fail(error)
+        elif error is None and not asked.cancelled():
+            self._linger_s = asked.result().linger_s
 
     def _settle(
         self, delivery: Delivery, outcome: Outcome, delay_s: float | None, reason: str
@@ -211,7 +214,8 @@ class RemoteSubscription:
         self._open.discard(delivery)
         place = (delivery.topic, delivery.partition, delivery.group)
         if outcome is Outcome.ACK:
-            self._bus.link.ack(place, delivery.offset)
+            is_waited_for = delivery.record.event.key is not None
+            self._bus.link.ack(place, delivery.offset, None if is_waited_for else self._linger_s)
             return
         self._bus.link.tell(
             Nack(

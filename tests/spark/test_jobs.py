@@ -216,6 +216,59 @@ def test_pipelines_follow_the_log(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.streams.active == []
 
 
+def test_one_that_fails_does_not_keep_those_that_follow(
+    spark: SparkSession, tmp_path: Path, own: None
+) -> None:
+    @pipeline("poor", about="it breaks at its first batch", topics=TOPIC)
+    def poor(df: DataFrame) -> DataFrame:
+        return df.selectExpr("raise_error('no luck') AS x")
+
+    @pipeline("wrong", about="it cannot even begin", topics=TOPIC)
+    def wrong(df: DataFrame) -> DataFrame:
+        return df.select("nowhere")
+
+    root = str(tmp_path / "bus")
+    fill(root, 0, 20)
+    job = runner(spark, tmp_path)
+    seen: list[Ran] = []
+    more = iter([lambda: fill(root, 20, 40)])
+
+    def noticed(ran: Ran) -> None:
+        seen.append(ran)
+        if {one.name for one in seen} == {"traffic", "poor", "wrong"}:
+            next(more, lambda: None)()
+
+    def is_enough() -> bool:
+        return sum(one.events for one in seen if one.name == "traffic") >= 40
+
+    wanted = find(["poor", "wrong", "traffic"])
+    failed = job.keep(wanted, noticed, every_s=0.2, until=is_enough)
+
+    assert {one.name for one in failed} == {"poor", "wrong"}
+    assert {one.name: one.error for one in failed}["poor"].endswith("] no luck")
+    assert sum(row.events for row in job.lake.read(spark, "traffic").collect()) == 40
+    assert job.keep(find(["wrong"]), every_s=0.2)[0].name == "wrong"  # and it ends by itself
+
+
+def test_an_error_in_ones_own_code_is_told_in_one_line(
+    spark: SparkSession, tmp_path: Path, own: None
+) -> None:
+    @pipeline("poor", about="it breaks in a worker", topics=TOPIC)
+    def poor(df: DataFrame) -> DataFrame:
+        def broken(batches: Iterator[Any]) -> Iterator[Any]:
+            for _ in batches:
+                raise ValueError("no luck")
+            yield
+
+        return df.select("value").mapInArrow(broken, "value string")
+
+    fill(str(tmp_path / "bus"), 0, 10)
+
+    (ran,) = runner(spark, tmp_path).run(find(["poor"]))
+
+    assert ran.error == "ValueError: no luck"
+
+
 def test_a_pipeline_runs_once_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
     fill(str(tmp_path / "bus"), 0, 10)
     job = runner(spark, tmp_path)

@@ -96,7 +96,8 @@ def _run(args: argparse.Namespace) -> int:
     spark = _session(args)
     runner = jobs.Runner(spark, bus_url(args), lake)
     if args.follow:
-        return _follow(args, runner, pipelines)
+        with bars.show_progress(spark, "following", enabled=not args.quiet):
+            return _follow(args, runner, pipelines)
     outcomes = []
     for pipeline in pipelines:
         with bars.show_progress(spark, pipeline.name, enabled=not args.quiet):
@@ -112,8 +113,6 @@ def _follow(args: argparse.Namespace, runner: Any, pipelines: Any) -> int:
         signal.signal(number, lambda number, _: asked.append(number))
     show = partial(_show, args)
     failed = runner.keep(pipelines, show, every_s=args.every, until=lambda: bool(asked))
-    for outcome in failed:
-        show(outcome)
     if failed:
         return ERROR
     return INTERRUPTED if signal.SIGINT in asked else OK

@@ -32,7 +32,7 @@ from trunkline.spark.extents import Catalog
 from trunkline.spark.lake import EVENTS, WHOLE, Lake
 from trunkline.spark.pipelines import ACTOR, Made, Pipeline, as_events
 from trunkline.spark.replay import pick, replay
-from trunkline.spark.said import cause_of
+from trunkline.spark.said import line_of
 from trunkline.spark.tidy import tidy
 
 if TYPE_CHECKING:
@@ -127,12 +127,15 @@ class Runner:
         every_s: float = 5.0,
         until: Callable[[], bool] = lambda: False,
     ) -> list[Ran]:
-        """Run all of them together, as things happen, until ``until`` or one fails."""
+        """Run all of them together, as things happen, until ``until`` or none is left: one that
+        fails does not keep the others. Returns those that failed; ``done`` was told of them, too.
+        """
         from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
+        gone = (Py4JNetworkError, ConnectionError)
         try:
-            return self._keep(pipelines, done, every_s, until)
-        except (Py4JNetworkError, ConnectionError) as error:
+            return self._keep(pipelines, done, every_s, until, gone)
+        except gone as error:
             hint = "run it again: nothing is done twice"
             raise TrunklineError("Spark has ended by itself", hint=hint) from error
 
@@ -142,16 +145,32 @@ class Runner:
         done: Callable[[Ran], None] | None,
         every_s: float,
         until: Callable[[], bool],
+        gone: tuple[type[Exception], ...],
     ) -> list[Ran]:
         seen: dict[str, int] = {}
         starts: Counter[str] = Counter()
         queries: dict[str, tuple[Pipeline, StreamingQuery]] = {}
         failed: list[Ran] = []
 
+        def tell(outcome: Ran) -> None:
+            if done is not None:
+                done(outcome)
+
+        def fail(pipeline: Pipeline, problem: Exception | None) -> None:
+            queries.pop(pipeline.name, None)
+            failed.append(self._outcome(pipeline, [], problem, 0.0))
+            tell(failed[-1])
+
         def start(pipeline: Pipeline) -> None:
-            query = self.follow(pipeline, once=False, every_s=every_s)
             starts[pipeline.name] += 1
-            queries[pipeline.name] = (pipeline, query)
+            try:
+                query = self.follow(pipeline, once=False, every_s=every_s)
+            except gone:
+                raise
+            except Exception as error:  # noqa: BLE001 -- Spark's errors have no common base
+                fail(pipeline, error)
+            else:
+                queries[pipeline.name] = (pipeline, query)
 
         with ExitStack() as held:
             wanted = list(pipelines)
@@ -160,7 +179,7 @@ class Runner:
             held.callback(_stop, queries)
             for pipeline in wanted:
                 start(pipeline)
-            while not (failed or until()):
+            while queries and not until():
                 time.sleep(0.2)
                 for name, (pipeline, query) in list(queries.items()):
                     last = query.lastProgress
@@ -169,16 +188,14 @@ class Runner:
                         if _SLOW_START in str(problem) and starts[name] < _STARTS:
                             start(pipeline)
                         else:
-                            failed.append(self._outcome(pipeline, [], problem, 0.0))
+                            fail(pipeline, problem)
                     elif (
                         last and seen.get(name) != last["batchId"] and self._is_news(pipeline, last)
                     ):
                         seen[name] = last["batchId"]
                         starts[name] = 0
                         took = last["durationMs"].get("triggerExecution", 0) / 1000
-                        outcome = self._outcome(pipeline, [last], None, took)
-                        if done is not None:
-                            done(outcome)
+                        tell(self._outcome(pipeline, [last], None, took))
         return failed
 
     def _is_news(self, pipeline: Pipeline, progress: Any) -> bool:
@@ -370,7 +387,7 @@ class Runner:
         problem: BaseException | None,
         seconds: float,
     ) -> Ran:
-        error = (cause_of(problem) or _first_line(problem)) if problem is not None else ""
+        error = line_of(problem) if problem is not None else ""
         outcome = Ran(
             name=pipeline.name,
             rows=self.lake.rows(pipeline.into),
@@ -443,9 +460,3 @@ def _stop(queries: dict[str, tuple[Pipeline, StreamingQuery]]) -> None:
             if not query.status["isTriggerActive"] or time.monotonic() > deadline:
                 query.stop()
         time.sleep(0.02)
-
-
-def _first_line(problem: BaseException) -> str:
-    if isinstance(problem, TrunklineError):
-        return str(problem)
-    return next((line for line in str(problem).splitlines() if line.strip()), repr(problem))[:300]

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,18 +42,19 @@ class Watch:
             tasks += stage.numTasks()
             self._rows[stage.stageId()] = stage.inputRecords()
         words = [f"{stages} stage{'s' * (stages > 1)}"] if stages else []
-        said = [stream_said(q.lastProgress) for q in self._spark.streams.active if q.lastProgress]
-        return Seen(stages, done, tasks, ", ".join(words + (said or self._rate())))
+        streams = [q.lastProgress for q in self._spark.streams.active if q.lastProgress]
+        said = [streams_said(streams)] if streams else self._rate()
+        return Seen(stages, done, tasks, ", ".join(words + said))
 
     def _rate(self) -> list[str]:
         rows = sum(self._rows.values())
         return [f"{rows / (perf_counter() - self._began):,.0f} rows/s"] if rows else []
 
 
-def stream_said(progress: Any) -> str:
-    """The rate and the lag of a stream, by its last progress."""
-    rate = progress["processedRowsPerSecond"] or 0
-    return f"{rate:,.0f} rows/s, {stream_lag(progress):,} behind"
+def streams_said(streams: Sequence[Any]) -> str:
+    """The rate and the lag of all streams together, by the last progress of each."""
+    rate = sum(one["processedRowsPerSecond"] or 0 for one in streams)
+    return f"{rate:,.0f} rows/s, {sum(map(stream_lag, streams)):,} behind"
 
 
 def stream_lag(progress: Any) -> int:
@@ -91,7 +92,12 @@ def show_progress(spark: SparkSession, label: str, *, enabled: bool = True) -> I
     )
     ended = threading.Event()
     # What was done is printed as a line; the bar itself leaves no trace.
-    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with rich.Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # else what is piped would go to the terminal
+    ) as bar:
         line = bar.add_task(label, total=None, said="")
         watch = Watch(spark)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,12 +13,15 @@ import pytest
 
 from trunkline.errors import Closed
 from trunkline.event import Event, encode_event
+from trunkline.group import Group
 from trunkline.log import atomic
 from trunkline.log.folder import Folder
-from trunkline.options import Limits, StoreOptions, TopicOptions
+from trunkline.options import GroupOptions, Limits, StoreOptions, TopicOptions
+from trunkline.store import GroupKey
 from trunkline.stores.file import FileStore
 
 TOPIC = "t"
+KEY = GroupKey(TOPIC, 0, "g")
 
 
 def event(payload: object, **fields: str) -> Event:
@@ -93,6 +97,41 @@ async def test_a_lock_that_another_holds_does_not_stop_the_loop(
     other.writer(TOPIC, 0).end()
     assert (await late)[0].offset == 2
     other.close()
+
+
+async def test_a_step_whose_caller_gave_up_is_alone_with_its_group(
+    store: FileStore, tmp_path: Path
+) -> None:
+    await store.update(KEY, lambda group: group.define(GroupOptions(), 0))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(group: Group) -> None:
+        begun.set()
+        go_on.wait(20)
+        group.settle([1])
+
+    def quick(group: Group) -> bool:
+        group.settle([2])
+        return go_on.is_set()
+
+    path = os.fspath(tmp_path / "offsets" / "t__g.lock")
+    other = atomic.open_file(path, os.O_RDWR)
+    atomic.lock(other, 1.0, path)  # so that the step is left to a thread
+    given_up = asyncio.ensure_future(store.update(KEY, slow))
+    await asyncio.sleep(0)
+    os.close(other)
+    assert await asyncio.to_thread(begun.wait, 20)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    after = asyncio.ensure_future(store.update(KEY, quick))
+    await asyncio.sleep(0.05)
+    go_on.set()
+
+    assert await after
+    assert await store.update(KEY, lambda group: group.floor) == 2
+    again = FileStore(os.fspath(tmp_path))
+    assert await again.update(KEY, lambda group: group.floor) == 2
+    await again.close()
 
 
 async def test_partitions_by_key_and_in_turn(store: FileStore) -> None:

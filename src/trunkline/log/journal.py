@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from trunkline.clock import Clock
-from trunkline.errors import Corrupt, StorageError, UnsupportedFormat, reason
+from trunkline.errors import Corrupt, LockTimeout, StorageError, UnsupportedFormat, reason
 from trunkline.group import Group, Saved, load
 from trunkline.log import atomic, layout
 from trunkline.log.head import FORMAT
@@ -75,6 +75,7 @@ class GroupFile:
         self._generation = 1
         self._snapshot_at = (0, 0)
         self._synced = self._marked = 0  # what is durable, and what the journal says is
+        self._turn = threading.Lock()  # a file's lock keeps no other thread of this process out
         self._holding = threading.Lock()  # the journal may be synced by another thread
         self._poisoned = 0  # the inode of a journal that could not be synced
         self._segment = 1
@@ -228,11 +229,24 @@ class GroupFile:
             self._unlock()
 
     def _unlock(self) -> None:
-        if self._lock_fd >= 0:
-            atomic.unlock(self._lock_fd)
+        try:
+            if self._lock_fd >= 0:
+                atomic.unlock(self._lock_fd)
+        finally:
+            self._turn.release()
 
     def _lock(self, timeout_s: float) -> None:
         path = self._stem + ".lock"
+        if not self._turn.acquire(timeout=timeout_s):
+            name = os.path.basename(path)
+            raise LockTimeout(f"a thread has held {name} for {timeout_s} s", path=path)
+        try:
+            self._lock_file(path, timeout_s)
+        except BaseException:
+            self._turn.release()
+            raise
+
+    def _lock_file(self, path: str, timeout_s: float) -> None:
         flags = os.O_RDONLY if self._read_only else os.O_RDWR | os.O_CREAT
         while True:
             if self._lock_fd < 0:

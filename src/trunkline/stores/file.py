@@ -319,7 +319,7 @@ class FileStore:
         lock = self._group_locks.get(key)
         if lock is None:
             lock = self._group_locks[key] = asyncio.Lock()
-        if not lock.locked():  # no thread is at it, and nothing else runs on the loop meanwhile
+        if not lock.locked():  # no thread is at it, but for one whose caller gave up
             with contextlib.suppress(LockTimeout):
                 return self.folder.step(key, step, timeout_s=0.02)
         async with lock:

@@ -326,6 +326,23 @@ def test_what_was_handed_out_together_comes_again_in_the_new_order() -> None:
     assert take(group, now=4.0) == [2]
 
 
+@pytest.mark.parametrize("ordering", ["key", "partition"])
+def test_an_edit_lets_nothing_pass_what_is_handed_out(ordering: Any) -> None:
+    group = make(keys="aaa", ordering=ordering)
+    take(group)
+    group.settle([1])
+    assert take(group) == [2]
+    group.redrive([1])
+    group.offer(Item(1, "a", 2, 0.0, NEVER, 0.0))
+    assert take(group) == []
+    group.edit(GroupOptions(ordering=ordering, max_retries=7))
+    assert take(group) == [], "one at a time"
+    group.settle([2])
+    assert take(group) == [3]
+    group.settle([3])
+    assert take(group) == [1]
+
+
 def test_what_is_not_there_is_not_edited() -> None:
     with pytest.raises(NotFound):
         Group().edit(GroupOptions())

@@ -444,8 +444,9 @@ class Group:
             case Paused():
                 self.paused = op.on
             case Edited():
-                self.options = op.options
-                self._line_up()
+                old, self.options = self.options, op.options
+                if op.options.ordering != old.ordering:  # else a redriven one could pass its lane
+                    self._line_up()
             case Anchored():
                 self._rebase(op)
 

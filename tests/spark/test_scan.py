@@ -390,6 +390,25 @@ def test_whoever_read_the_end_before_sees_what_became_of_it(tmp_path: Path) -> N
     make_log(Path(root), 7)
     assert [row["id"] for row in rows(root)] == [f"e{n}" for n in range(7)]
 
+    os.rename(root, root + ".old")  # noqa: TID251 -- as who restores a copy does
+    folder = Folder(root, options)
+    append(folder, [make_event(n) for n in range(10, 17)])
+    folder.close()
+    assert [row["id"] for row in rows(root)] == [f"e{n}" for n in range(10, 17)]
+
+
+def test_scans_at_the_same_time_leave_no_file_open(tmp_path: Path) -> None:
+    root = make_log(tmp_path, 7)
+    chosen = ScanOptions(root=root, names=NAMES)
+    open_files = []
+    for _ in range(3):
+        several = [scan(OffsetRange(TOPIC, 0, 1, 8), chosen) for _ in range(3)]
+        for batches in zip(*several, strict=True):
+            assert {batch.num_rows for batch in batches} == {7}
+        del several
+        open_files.append(len(os.listdir("/dev/fd")))
+    assert open_files[0] == open_files[1] == open_files[2]
+
 
 def test_types_and_spaces_are_picked_without_being_shown(tmp_path: Path) -> None:
     root = make_log(tmp_path, 12)

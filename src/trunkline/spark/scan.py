@@ -81,7 +81,7 @@ def scan(span: OffsetRange, options: ScanOptions) -> Iterator[pa.RecordBatch]:
     except BaseException:
         reader.close()
         raise
-    if scan_.tail and len(_kept) < _KEPT_MAX:
+    if scan_.tail and where not in _kept and len(_kept) < _KEPT_MAX:
         _kept[where] = (reader, scan_.tail)
     else:
         reader.close()
@@ -93,10 +93,18 @@ def _kept_reader(where: tuple[str, str, int]) -> PartitionReader:
     """
     reader, tail = _kept.pop(where, (None, None))
     if reader is not None and tail is not None:
-        if reader.head().segment == tail.number and os.fstat(tail.open()).st_nlink:
+        if _is_there(tail) and reader.head().segment == tail.number:
             return reader
         reader.close()
     return PartitionReader(*where)
+
+
+def _is_there(segment: Segment) -> bool:
+    """Whether the file that is open is still the one by that name: a bus may also be moved away."""
+    try:
+        return os.path.samestat(os.stat(segment.path), os.fstat(segment.open()))
+    except FileNotFoundError:
+        return False
 
 
 def _scan_remote(span: OffsetRange, options: ScanOptions) -> Iterator[pa.RecordBatch]:

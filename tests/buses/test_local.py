@@ -268,4 +268,7 @@ async def test_a_dead_letter_topic_takes_letters_alone(bus: LocalBus) -> None:
             await publish()
     assert await bus.topics() == {}
     await bus.publish_many("orders.DLQ", [Event(topic="orders.DLQ", headers=letter)])
-    assert len(await bus.read("orders.DLQ")) == 1
+    await bus.publish("orders.DLQ", 1, headers=letter)
+    with pytest.raises(InvalidEvent, match="not a dead letter"):
+        await bus.publish("orders.DLQ", 1)
+    assert len(await bus.read("orders.DLQ")) == 2

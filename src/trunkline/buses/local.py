@@ -16,7 +16,7 @@ from trunkline.event import Event, Receipt, Record, check_event
 from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, make
 from trunkline.pump import Hooks
 from trunkline.store import Store
-from trunkline.topics import check_group, check_pattern, check_topic
+from trunkline.topics import check_group, check_pattern, check_topic, is_dead
 from trunkline.where import compile_where
 
 
@@ -56,7 +56,8 @@ class LocalBus(BusBase):
             check_event(event, self._limits)
         else:
             event = self._event(topic, payload, fields)
-            self._checked.add(event.topic)
+            if not is_dead(event.topic):  # there each event is looked at
+                self._checked.add(event.topic)
         if self._plain and not self._closed:
             return (await self.store.append(event.topic, (event,)))[0]
         return (await self._send([event]))[0]

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from trunkline.broker.server import Broker
+from trunkline.broker.subscriber import Subscriber
+from trunkline.errors import LockTimeout
 from trunkline.topics import partition_for
 
 from .client import Peer, peer, until
@@ -194,6 +196,19 @@ class TestDelivery:
         self, one: Peer, topic: str, members: dict[str, Any], linger_s: float | None
     ) -> None:
         assert (await one.subscribe(topic, "g", **members)).get("linger_s") == linger_s
+
+    async def test_a_subscription_that_was_refused_late_holds_nothing(
+        self, one: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def refuse(_: Subscriber) -> float | None:
+            raise LockTimeout("t__g.lock has been locked for 10 s")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Subscriber, "linger_s", refuse)
+            said = await one.ask("SUBSCRIBE", topic="t", group="g")
+        assert said["type"] == "ERROR"
+        assert (await broker.hub.bus.health())["groups"] == 0
+        await one.subscribe("t", "g")
 
     async def test_latest_is_the_tail(self, one: Peer) -> None:
         await one.ask("PUBLISH", topic="t", payload="old")

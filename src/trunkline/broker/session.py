@@ -375,7 +375,11 @@ class Session:
         self.require("subscribe", frame.topic, frame.group)
         subscriber = Subscriber(self, frame)
         await subscriber.start()
-        linger_s = await subscriber.linger_s()
+        try:
+            linger_s = await subscriber.linger_s()
+        except BaseException:
+            await subscriber.close()
+            raise
         if self._closed:
             await subscriber.close()
             return

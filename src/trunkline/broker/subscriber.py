@@ -117,7 +117,7 @@ class Subscriber:
         if self._window < _WIDE or is_pattern(self.frame.topic):
             return None
         store = self._hub.bus.store
-        for key in self.subscription.partitions:
+        for key in list(self.subscription.partitions):
             if await store.update(key, lambda group: group.options.ordering) == "partition":
                 return None
         return _LINGER_S

@@ -1,8 +1,8 @@
 """What every line of the benchmark shares: the registry, the measuring loops, the events.
 
 A line is one decorated coroutine that returns two numbers, ours and theirs; the goal is a bound on
-their quotient. Rates are taken in short alternating turns and reported as medians, latencies are
-pooled over interleaved bursts, so that a busy moment of the machine meets both sides.
+their quotient. Rates are taken in short alternating turns and reported as medians, so that a busy
+moment of the machine meets both sides; for latencies under traffic see ``pace``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import cycle
 from pathlib import Path
-from time import monotonic_ns
 from typing import Any
 
 from benchmarks.harness import (
@@ -24,14 +23,13 @@ from benchmarks.harness import (
     MissingPeerError,
     Pair,
     Run,
-    SyncProbe,
     alternate,
     line,
     payloads,
     percentile,
     publish_rate,
 )
-from benchmarks.pace import probe_at_pace, ticks, traffic
+from benchmarks.pace import Side, p95_of, ticks, turn
 from benchmarks.peers import jetstream
 
 GROUP = "billing"
@@ -153,34 +151,36 @@ async def _beside_bare(run: Run, publishing: Callable[[Any], Rate]) -> Pair:
 @line("ws-end-to-end-p95", against="fdatasync p95", unit="ms", goal="<= 6")
 async def ws_end_to_end_p95(run: Run) -> Pair:
     """1,000 events a second, each timed from the moment it arises in another process to the
-    moment a second connection has it. The bare syncs keep the same pace: see ``end-to-end-p95``.
+    moment a second connection has it.
     """
-    probe = SyncProbe(run.fresh())
-    async with broker(run.fresh()) as url, _pair(url) as (sender, receiver):
-        took = await _timed(run, probe, (sender, [receiver]))
-    probe.close()
-    return Pair(percentile(took[0], 0.95), probe.p(0.95) * 1000)
+    async with broker(run.fresh()) as url, _consumed(url) as side:
+        ours, syncs = await p95_of(run, side)
+    return Pair(ours, syncs)
 
 
 @line("ws-end-to-end-sketch", against="bare broker", unit="ms", goal="<= 2")
 async def ws_end_to_end_sketch(run: Run) -> Pair:
-    """The p95 of both, in alternating turns."""
-    probe = SyncProbe(run.fresh())
+    """The p95 of both."""
     async with (
         broker(run.fresh()) as url,
         bare(run.fresh()) as bare_url,
-        _pair(url) as (sender, receiver),
-        _pair(bare_url) as (bare_sender, bare_receiver),
+        _consumed(url) as side,
+        _consumed(bare_url) as bare_side,
     ):
-        took = await _timed(run, probe, (sender, [receiver]), (bare_sender, [bare_receiver]))
-    probe.close()
-    return Pair(*(percentile(side, 0.95) for side in took))
+        ours, theirs, _ = await p95_of(run, side, bare_side)
+    return Pair(ours, theirs)
 
 
 @asynccontextmanager
-async def _pair(url: str) -> AsyncIterator[tuple[Any, Any]]:
-    async with client(url) as sender, client(url) as receiver:
-        yield sender, receiver
+async def _consumed(url: str, consumers: int = 1) -> AsyncIterator[Side]:
+    """A connection that publishes, and some that consume as one group."""
+    async with contextlib.AsyncExitStack() as stack:
+        side = Side((await stack.enter_async_context(client(url))).publish)
+        for _ in range(consumers):
+            receiver = await stack.enter_async_context(client(url))
+            receiver.on(TOPIC, group=GROUP)(side.handle)
+        await asyncio.sleep(0.3)
+        yield side
 
 
 @line("ws-10-consumers-p50", against="10 ms", unit="ms", goal="<= 1")
@@ -195,50 +195,10 @@ async def ws_10_consumers_p99(run: Run) -> Pair:
 
 
 async def _to_ten(run: Run) -> list[float]:
-    probe = SyncProbe(run.fresh())
-    async with contextlib.AsyncExitStack() as stack:
-        url = await stack.enter_async_context(broker(run.fresh()))
-        sender = await stack.enter_async_context(client(url))
-        receivers = [await stack.enter_async_context(client(url)) for _ in range(CONSUMERS)]
-        (took,) = await _timed(run, probe, (sender, receivers))
-    probe.close()
-    return took
-
-
-async def _timed(
-    run: Run, probe: SyncProbe, *sides: tuple[Any, list[Any]]
-) -> tuple[list[float], ...]:
-    """Milliseconds of each event from its moment to its handler, for each side."""
-    took: tuple[list[float], ...] = tuple([] for _ in sides)
-
-    def noting(mine: list[float]) -> Callable[[Any], Awaitable[None]]:
-        async def handle(event: Any) -> None:
-            mine.append((monotonic_ns() - event.payload["at"]) / 1e6)
-
-        return handle
-
-    for mine, (_, receivers) in zip(took, sides, strict=True):
-        for receiver in receivers:
-            receiver.on(TOPIC, group=GROUP)(noting(mine))
-    await asyncio.sleep(0.3)
     ready = cycle(payloads())
-    warm, count, pause = run.count(500, 50), run.count(1000, 100), run.count(250, 20)
-    async with ticks() as stamps:
-        for (sender, _), mine in zip(sides, took, strict=True):
-            await traffic(sender.publish, stamps, ready, warm)
-            await _arrived(mine, warm)
-            mine.clear()
-        for burst in range(1, run.count(8, 1) + 1):
-            for (sender, _), mine in zip(sides, took, strict=True):
-                await traffic(sender.publish, stamps, ready, count)
-                await _arrived(mine, count * burst)  # a sync holds up this process
-                await probe_at_pace(probe, stamps, pause)
-    return took
-
-
-async def _arrived(took: list[float], count: int) -> None:
-    for _ in range(1000):
-        if len(took) >= count:
-            return
-        await asyncio.sleep(0.01)
-    raise RuntimeError(f"{len(took)} of {count} events arrived")
+    async with broker(run.fresh()) as url, _consumed(url, CONSUMERS) as side, ticks() as stamps:
+        await turn(side, stamps, ready, run.count(500, 50))
+        turns = [
+            await turn(side, stamps, ready, run.count(1000, 100)) for _ in range(run.count(8, 1))
+        ]
+    return [took for mine in turns for took in mine]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import cycle
-from time import monotonic_ns, perf_counter
+from time import perf_counter
 from typing import Any
 
 import trunkline
@@ -13,53 +12,28 @@ from benchmarks.harness import (
     TOPIC,
     Pair,
     Run,
-    SyncProbe,
     line,
     payloads,
-    percentile,
 )
-from benchmarks.pace import probe_at_pace, ticks, traffic
+from benchmarks.pace import Side, p95_of
 from benchmarks.peers import jetstream
 from trunkline.buses.local import LocalBus
 
 GROUP = "billing"
 WORKERS = 8
-TURN = 250
 FETCH = 500
 
 
 @line("end-to-end-p95", against="fdatasync p95", unit="ms", goal="<= 4")
 async def end_to_end_p95(run: Run) -> Pair:
-    """1,000 events a second, each timed from the moment it arises to its handler.
-
-    The moments come from another process, so a loop that is busy when an event arises is part of
-    the latency. Quarters of a second of traffic alternate with as many bare syncs at the same pace:
-    a disk that is slow for a while then weighs the same in both, as it would not in bursts, which
-    take most of their samples while it is quick.
-    """
-    probe = SyncProbe(run.fresh())
-    ready = cycle(payloads())
-    took: list[float] = []
-    turns = run.count(24, 2)
+    """1,000 events a second, each timed from the moment it arises to its handler."""
     async with trunkline.connect(f"file:{run.fresh()}") as bus:
-
-        @bus.on(TOPIC, group=GROUP)
-        async def handle(event: trunkline.Event) -> None:
-            took.append((monotonic_ns() - event.payload["at"]) / 1e6)
-
+        side = Side(bus.publish)
+        bus.on(TOPIC, group=GROUP)(side.handle)
         await bus.start()
-        async with ticks() as stamps:
-            await traffic(bus.publish, stamps, ready, TURN)
-            await asyncio.sleep(run.seconds / 10)
-            took.clear()
-            for _ in range(turns):
-                await traffic(bus.publish, stamps, ready, TURN)
-                await probe_at_pace(probe, stamps, TURN)
+        ours, bare = await p95_of(run, side)
         await bus.stop()
-    probe.close()
-    if len(took) < turns * TURN:
-        raise RuntimeError(f"{len(took)} of {turns * TURN} events reached the handler")
-    return Pair(percentile(took, 0.95), probe.p(0.95) * 1000)
+    return Pair(ours, bare)
 
 
 @line("catch-up-nats", against="JetStream pull with ack", unit="events/s", goal=">= 2.5")

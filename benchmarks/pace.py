@@ -2,21 +2,39 @@
 
 A loop that is busy when a moment comes is part of the latency. A bare sync at the same pace is what
 durability costs a program that is not in a hurry; in a tight loop it costs less.
+
+The sides take turns, and the median of a side's turns counts: when others take the cores away for a
+tenth of a second, that turn says nothing of either side.
 """
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from itertools import cycle
 from time import monotonic_ns
 from typing import Any
 
 from benchmarks.child import STAMP_BYTES
-from benchmarks.harness import TOPIC, SyncProbe
+from benchmarks.harness import TOPIC, Run, SyncProbe, payloads, percentile
+from trunkline import Event
 
+TURN = 250
 _STALE_NS = 2_000_000
+
+
+class Side:
+    """A bus that is published to, and a handler that notes how old each event is."""
+
+    def __init__(self, publish: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self.publish = publish
+        self.took: list[float] = []
+
+    async def handle(self, event: Event) -> None:
+        self.took.append((monotonic_ns() - event.payload["at"]) / 1e6)
 
 
 @asynccontextmanager
@@ -33,25 +51,47 @@ async def ticks() -> AsyncIterator[asyncio.StreamReader]:
         await process.wait()
 
 
-async def traffic(
-    publish: Callable[..., Coroutine[Any, Any, Any]],
-    stamps: asyncio.StreamReader,
-    ready: Iterator[dict[str, Any]],
-    count: int,
-) -> None:
-    """Publish each event as its stamp arrives, without waiting for the one before."""
+async def p95_of(run: Run, *sides: Side) -> list[float]:
+    """The p95 of each side in ms, and after them that of bare syncs at the same pace."""
+    probe = SyncProbe(run.fresh())
+    found: list[list[float]] = [[] for _ in (*sides, probe)]
+    ready = cycle(payloads())
+    async with ticks() as stamps:
+        for side in sides:
+            await turn(side, stamps, ready, TURN)
+        for _ in range(run.count(24, 2)):
+            for mine, side in zip(found, sides, strict=False):
+                mine.append(percentile(await turn(side, stamps, ready, TURN), 0.95))
+            found[-1].append(percentile(await _bare(probe, stamps), 0.95) * 1000)
+    probe.close()
+    return [statistics.median(mine) for mine in found]
+
+
+async def turn(
+    side: Side, stamps: asyncio.StreamReader, ready: Iterator[dict[str, Any]], count: int
+) -> list[float]:
+    """Publish each event as its stamp arrives, without waiting for the one before; how long each
+    took to its handler.
+    """
+    side.took.clear()
     at = await _fresh(stamps)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(count):
-            tasks.create_task(publish(TOPIC, {**next(ready), "at": at}))
+            tasks.create_task(side.publish(TOPIC, {**next(ready), "at": at}))
             at = await _stamp(stamps)
+    for _ in range(1000):
+        if len(side.took) >= count:
+            return list(side.took)
+        await asyncio.sleep(0.01)
+    raise RuntimeError(f"{len(side.took)} of {count} events arrived")
 
 
-async def probe_at_pace(probe: SyncProbe, stamps: asyncio.StreamReader, count: int) -> None:
+async def _bare(probe: SyncProbe, stamps: asyncio.StreamReader) -> list[float]:
     await _fresh(stamps)
-    for _ in range(count):
+    for _ in range(TURN):
         await _stamp(stamps)
         probe.burst(1)
+    return probe.samples[-TURN:]
 
 
 async def _fresh(stamps: asyncio.StreamReader) -> int:

@@ -314,10 +314,11 @@ class Pump:
         try:
             self._ahead = await self._store.read(topic, partition, group.read_to, limit)
             self._ahead_from = group.read_to
-            if len(self._ahead) >= _SPARE_RECORDS or not self._weight:
+            # Not for one that comes alone and goes at once: then there is nothing to weigh.
+            if self._records or len(self._ahead) >= _SPARE_RECORDS or not self._weight:
                 sample = self._ahead[:: 1 + len(self._ahead) // 8]
                 size = sum(len(encode(record.event)) for record in sample)
-                self._weight = size // max(1, len(sample))
+                self._weight = size // len(sample) if sample else self._weight
         except OutOfRange as error:
             self._gap_to = error.first - 1
             self._ahead_from = group.read_to

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 import trunkline
@@ -169,12 +170,23 @@ async def test_workers_share_over_a_broker() -> None:
         assert [await ticket.result(10) for ticket in tickets] == list(range(1, 11))
 
 
+@pytest.mark.parametrize("newer", [True, False])
 @pytest.mark.parametrize("said", [True, False])
-async def test_the_last_failure_is_the_answer_over_a_broker_too(said: bool) -> None:
+async def test_the_last_failure_is_the_answer_over_a_broker_too(
+    said: bool, newer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trunkline.broker.calls import OPS
     from trunkline.broker.options import BrokerOptions
     from trunkline.broker.server import Broker
     from trunkline.buses.remote import RemoteBus
 
+    policy = OPS["policy"]
+
+    async def with_more(session: Any, args: dict[str, Any]) -> Any:
+        return msgspec.structs.asdict(await policy(session, args)) | {"hedge_s": 1.0}
+
+    if newer:
+        monkeypatch.setitem(OPS, "policy", with_more)
     tries: list[int] = []
     async with Broker(BrokerOptions(url="memory:", port=0)) as broker, RemoteBus(broker.url) as bus:
         async with bus.subscribe("resize", group="workers", policy=QUICK):

@@ -201,13 +201,13 @@ class TaskQueue:
         key = GroupKey(delivery.topic, delivery.partition, delivery.group)
         try:
             if link is None:
-                policy = await self._bus.store.update(key, lambda group: group.options)
-            else:
-                policy = msgspec.convert(await link.call("policy", **key._asdict()), GroupOptions)
+                retries = await self._bus.store.update(key, lambda group: group.options.max_retries)
+            else:  # the policy of a newer broker may have more to it
+                retries = (await link.call("policy", **key._asdict()))["max_retries"]
         except TrunklineError as error:
             logger.warning("whether %s is tried again cannot be told: %s", delivery.event.id, error)
             return False
-        return delivery.attempt > int(policy.max_retries)
+        return delivery.attempt > int(retries)
 
     async def _reply(self, event: Event, result: Any, error: str | None = None) -> None:
         where = event.headers.get(REPLY_TO)

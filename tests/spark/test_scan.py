@@ -397,6 +397,20 @@ def test_whoever_read_the_end_before_sees_what_became_of_it(tmp_path: Path) -> N
     assert [row["id"] for row in rows(root)] == [f"e{n}" for n in range(10, 17)]
 
 
+def test_what_was_removed_is_not_held_open_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scanning, "_KEPT_MAX", 3)
+    monkeypatch.setattr(scanning, "_kept", {})
+    for number in range(8):
+        root = make_log(tmp_path / str(number), 7)
+        assert len(rows(root)) == 7
+        shutil.rmtree(root)
+        assert root in {where[0] for where in scanning._kept}
+    for reader, _ in scanning._kept.values():
+        reader.close()
+
+
 def test_scans_at_the_same_time_leave_no_file_open(tmp_path: Path) -> None:
     root = make_log(tmp_path, 7)
     chosen = ScanOptions(root=root, names=NAMES)

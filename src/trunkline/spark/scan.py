@@ -81,7 +81,7 @@ def scan(span: OffsetRange, options: ScanOptions) -> Iterator[pa.RecordBatch]:
     except BaseException:
         reader.close()
         raise
-    if scan_.tail and where not in _kept and len(_kept) < _KEPT_MAX:
+    if scan_.tail and where not in _kept and _has_room():
         _kept[where] = (reader, scan_.tail)
     else:
         reader.close()
@@ -97,6 +97,14 @@ def _kept_reader(where: tuple[str, str, int]) -> PartitionReader:
             return reader
         reader.close()
     return PartitionReader(*where)
+
+
+def _has_room() -> bool:
+    """Whether one more may be kept; files that were removed make room, and lie open no longer."""
+    for where, (_, tail) in list(_kept.items()) if len(_kept) >= _KEPT_MAX else ():
+        if not _is_there(tail) and (gone := _kept.pop(where, None)):
+            gone[0].close()
+    return len(_kept) < _KEPT_MAX
 
 
 def _is_there(segment: Segment) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from trunkline.errors import Conflict, Corrupt, UnsupportedFormat
+from trunkline.errors import Conflict, Corrupt, LockTimeout, UnsupportedFormat
 from trunkline.group import Group, Item
 from trunkline.log import atomic
 from trunkline.log.folder import Folder, GroupKey
@@ -199,6 +200,25 @@ def test_a_step_that_fails_leaves_no_trace(folder: Folder, opener: Opener) -> No
     with pytest.raises(ZeroDivisionError):
         folder.step(KEY, step)
     assert settled(folder) == settled(opener()) == set()
+
+
+def test_threads_step_one_after_the_other(folder: Folder, opener: Opener) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(group: Group) -> None:
+        begun.set()
+        go_on.wait(20)
+        group.settle([1])
+
+    thread = threading.Thread(target=folder.step, args=(KEY, slow))
+    thread.start()
+    assert begun.wait(20)
+    with pytest.raises(LockTimeout):
+        folder.step(KEY, lambda group: group.settle([2]), timeout_s=0.01)
+    go_on.set()
+    settle(folder, 2)
+    thread.join()
+    assert settled(folder) == settled(opener()) == {1, 2}
 
 
 def test_a_conflicting_policy_is_refused(folder: Folder) -> None:

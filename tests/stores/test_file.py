@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trunkline.errors import Closed
+from trunkline.errors import Closed, LockTimeout
 from trunkline.event import Event, encode_event
 from trunkline.group import Group
 from trunkline.log import atomic
@@ -99,39 +99,44 @@ async def test_a_lock_that_another_holds_does_not_stop_the_loop(
     other.close()
 
 
-async def test_a_step_whose_caller_gave_up_is_alone_with_its_group(
+async def test_a_step_that_has_to_wait_is_taken_by_the_loop_or_not_at_all(
     store: FileStore, tmp_path: Path
 ) -> None:
+    """Nothing that a step looks at may change meanwhile."""
     await store.update(KEY, lambda group: group.define(GroupOptions(), 0))
-    begun, go_on = threading.Event(), threading.Event()
+    taken: list[int] = []
 
-    def slow(group: Group) -> None:
-        begun.set()
-        go_on.wait(20)
-        group.settle([1])
-
-    def quick(group: Group) -> bool:
-        group.settle([2])
-        return go_on.is_set()
+    def step(group: Group) -> None:
+        taken.append(threading.get_ident())
+        group.settle([len(taken)])
 
     path = os.fspath(tmp_path / "offsets" / "t__g.lock")
     other = atomic.open_file(path, os.O_RDWR)
-    atomic.lock(other, 1.0, path)  # so that the step is left to a thread
-    given_up = asyncio.ensure_future(store.update(KEY, slow))
-    await asyncio.sleep(0)
-    os.close(other)
-    assert await asyncio.to_thread(begun.wait, 20)
-    given_up.cancel()
-    await asyncio.wait([given_up])
-    after = asyncio.ensure_future(store.update(KEY, quick))
+    atomic.lock(other, 1.0, path)
+    given_up, *others = [asyncio.ensure_future(store.update(KEY, step)) for _ in range(3)]
     await asyncio.sleep(0.05)
-    go_on.set()
-
-    assert await after
-    assert await store.update(KEY, lambda group: group.floor) == 2
+    given_up.cancel()
+    assert taken == []
+    os.close(other)
+    await asyncio.wait_for(asyncio.gather(*others), 20)
+    assert given_up.cancelled()
+    assert taken == [threading.get_ident()] * 2
     again = FileStore(os.fspath(tmp_path))
     assert await again.update(KEY, lambda group: group.floor) == 2
     await again.close()
+
+
+async def test_a_group_that_stays_locked_is_told(tmp_path: Path) -> None:
+    store = FileStore(os.fspath(tmp_path), reserve_bytes=0, lock_timeout_s=0.1)
+    await store.update(KEY, lambda group: group.define(GroupOptions(), 0))
+    path = os.fspath(tmp_path / "offsets" / "t__g.lock")
+    other = atomic.open_file(path, os.O_RDWR)
+    atomic.lock(other, 1.0, path)
+    with pytest.raises(LockTimeout, match=r"g on t has been locked for 0\.1 s"):
+        await store.update(KEY, lambda group: group.floor)
+    os.close(other)
+    assert await store.update(KEY, lambda group: group.floor) == 0
+    await store.close()
 
 
 async def test_partitions_by_key_and_in_turn(store: FileStore) -> None:

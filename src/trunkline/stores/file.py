@@ -39,6 +39,7 @@ _SYNC_WEIGHT = 0.1
 _TURNS = 4  # of the loop, from a commit to its records being on their way to subscribers,
 _TURNS_S = 0.0005  # which takes about as long
 _FALSE_RINGS = 20  # one in so many polls
+_LOCK_S = 0.005  # between two looks at a group that another process has locked
 
 
 class _Batch:
@@ -319,11 +320,26 @@ class FileStore:
         lock = self._group_locks.get(key)
         if lock is None:
             lock = self._group_locks[key] = asyncio.Lock()
-        if not lock.locked():  # no thread is at it, but for one whose caller gave up
+        if not lock.locked():
             with contextlib.suppress(LockTimeout):
                 return self.folder.step(key, step, timeout_s=0.02)
         async with lock:
-            return await asyncio.to_thread(self.folder.step, key, step)
+            return await self._step_later(key, step)
+
+    async def _step_later(self, key: GroupKey, step: Callable[[Group], T]) -> T:
+        """Take a step once another process lets it. Not in a thread: a step looks at subscribers
+        and the group is looked at by the loop, and neither may change meanwhile.
+        """
+        wait_s = self.options.lock_timeout_s
+        until = monotonic() + wait_s
+        while True:
+            try:
+                return self.folder.step(key, step, timeout_s=0.0)
+            except LockTimeout as error:
+                if monotonic() >= until:
+                    said = f"{key.group} on {key.topic} has been locked for {wait_s} s"
+                    raise LockTimeout(said, hint=error.hint, **error.fields) from None
+            await asyncio.sleep(_LOCK_S)
 
     async def groups(self) -> list[GroupKey]:
         self._check()

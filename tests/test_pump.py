@@ -322,3 +322,15 @@ async def test_a_clock_that_was_set_back_and_forth_delays_nothing_for_long(
         await clock.run(15)
 
         assert (await soon(stream)).event.payload == 1
+
+
+async def test_whatever_ends_a_pump_is_told_to_the_subscriber(clock: ManualClock) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a hook of somebody's")
+
+    async with LocalBus(MemoryStore(clock), clock=clock, hooks=Hooks(settled=fail)) as bus:
+        await bus.publish_many("t", [1, 2])
+        async with bus.subscribe("t", group="g", max_inflight=1) as stream:
+            await (await anext(stream)).ack()
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(anext(stream), 10)

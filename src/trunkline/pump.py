@@ -231,7 +231,7 @@ class Pump:
                 self._told = True
                 await self._clock.sleep(_RETRY_S)
                 continue
-            except (TrunklineError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 -- who waits for records must hear of it
                 for outlet in self._outlets:
                     outlet.fail(error)
                 return

@@ -177,15 +177,15 @@ class GroupFile:
         with self._holding:
             if not self.dirty or self._fd < 0:
                 return
-            position = self._position
             if self.is_poisoned:
                 raise StorageError("the journal could not be synced", path=self._stem + ".journal")
+            self.dirty = False  # first: what is noted meanwhile needs another sync
+            position = self._position
             try:
                 atomic.sync(self._fd)
             except OSError as error:
-                self._poisoned = self._inode
+                self.dirty, self._poisoned = True, self._inode
                 raise atomic.storage_error(error, self._stem + ".journal") from error
-            self.dirty = self._position > position
             self._synced = position
 
     def remove(self) -> None:

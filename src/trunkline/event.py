@@ -10,10 +10,11 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
+from operator import attrgetter
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -138,6 +139,8 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
 LETTER_MARK = "dlq-reason"  # the header by which a dead letter is told from any other event
 _TEXT_FIELDS = ("type", "actor", "subject", "key", "idem_key", "trace", "cause")
+_texts = attrgetter(*_TEXT_FIELDS)
+_NO_TEXTS = (None,) * len(_TEXT_FIELDS)
 
 
 def check_event(event: Event, limits: Limits) -> None:
@@ -145,10 +148,24 @@ def check_event(event: Event, limits: Limits) -> None:
     if type(event) is not Event:
         raise InvalidEvent(f"an Event was expected, not {type(event).__name__}")
     check_topic(event.topic)
-    for name in _TEXT_FIELDS:
-        value = getattr(event, name)
-        if value is not None:
-            check_text(name, value, limits.text_bytes)
+    _check_fields(event, limits)
+
+
+def check_events(topic: str, events: Iterable[Event], limits: Limits) -> None:
+    """The same for each of a batch, all of one topic, whose name was checked."""
+    for event in events:
+        if type(event) is not Event or event.topic != topic:
+            check_event(event, limits)
+            raise InvalidEvent(f"an event for {event.topic} in a batch for {topic}")
+        _check_fields(event, limits)
+
+
+def _check_fields(event: Event, limits: Limits) -> None:
+    texts = _texts(event)
+    if texts != _NO_TEXTS:
+        for name, value in zip(_TEXT_FIELDS, texts, strict=True):
+            if value is not None:
+                check_text(name, value, limits.text_bytes)
     check_text("id", event.id, limits.text_bytes)
     if not event.id:
         raise InvalidEvent("an id is not empty", field="id")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
@@ -26,6 +27,8 @@ from trunkline.schemas import Registry
 from trunkline.system import Counts, System
 
 logger = logging.getLogger(__name__)
+
+_headers = attrgetter("headers")
 
 PRINCIPAL = "auth_principal"  # the header that says who published; what a client puts there is lost
 RESERVED = frozenset({rights.TOPIC, configs.TOPIC, schemas.TOPIC})  # each has its own commands
@@ -131,7 +134,7 @@ class Hub:
         if not self.is_open:
             raise Closed("the broker is closing", hint="connect again")
         self.refuse_reserved(who, topic)
-        if self.rights.is_on or any(event.headers for event in events):
+        if self.rights.is_on or any(map(_headers, events)):
             events = [self._stamped(event, who) for event in events]
         self.registry.check(topic, events)
         receipts = await (self._once if again else self._publish)(topic, events)

@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self, TypeVar
 from trunkline.bus import Start
 from trunkline.clock import Clock
 from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption
-from trunkline.event import PRIORITIES, Event, Receipt, check_event, new_ids
+from trunkline.event import PRIORITIES, Event, Receipt, check_event, check_events, new_ids
 from trunkline.middleware import PublishNext, compose
 from trunkline.options import BusOptions, Flow, GroupOptions, Limits
 from trunkline.topics import check_topic
@@ -132,10 +132,7 @@ class BusBase(ABC):
         if not payloads:
             return []
         if any(isinstance(payload, Event) for payload in payloads):
-            for event in payloads:
-                check_event(event, self._limits)
-                if event.topic != topic:
-                    raise InvalidEvent(f"an event for {event.topic} in a batch for {topic}")
+            check_events(topic, payloads, self._limits)
             return list(payloads)
         extra = self._fields(fields)
         now = extra.pop("ts", None) or self.clock.now()

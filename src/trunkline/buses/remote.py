@@ -279,7 +279,7 @@ def encoded(event: Event, limits: Limits) -> bytes:
         )
     # Both are rare, and a walk in Python costs more than the encoding: look only on a sign of them.
     opened = len(whole) - len(whole.translate(None, b"[{"))
-    if b"null" in whole or opened > limits.depth:
+    if opened > limits.depth or whole.rfind(b"null") >= 0:
         check_value(event.payload, limits.depth)
     return whole
 

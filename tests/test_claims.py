@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,7 +214,7 @@ def test_the_queue_is_served_in_order_and_the_dead_are_passed_over(
         log.append(",".join(f"{c.actor}:{s}" for c, s in team["eve"].table()))
         turns.pop(0)()
 
-    monkeypatch.setattr("trunkline.claims.time.sleep", nap)
+    _nap(monkeypatch, nap)
     got = team["bob"].claim("src/*", ttl_s=30, wait_s=1000)
 
     assert dead.token < got.token
@@ -230,7 +231,7 @@ def test_waiting_ends_with_a_conflict_and_gives_the_place_up(
     team: Team, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     team["ann"].claim("a", ttl_s=1000)
-    monkeypatch.setattr("trunkline.claims.time.sleep", clock.advance)
+    _nap(monkeypatch, clock.advance)
 
     with pytest.raises(Conflict):
         team["bob"].claim("a", ttl_s=2, wait_s=10)
@@ -243,12 +244,36 @@ def test_a_waiting_one_that_was_stopped_loses_its_place_and_queues_again(
 ) -> None:
     team["ann"].claim("a", ttl_s=30)
     naps = iter([25.0, 10.0])
-    monkeypatch.setattr("trunkline.claims.time.sleep", lambda _: clock.advance(next(naps, 1.0)))
+    _nap(monkeypatch, lambda _: clock.advance(next(naps, 1.0)))
 
     got = team["bob"].claim("a", ttl_s=5, wait_s=None)
 
     assert got.actor == "bob"
     assert team["bob"].verify(got.token) == got
+
+
+def test_nor_does_one_that_was_stopped_at_its_turn(
+    team: Team, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team["ann"].claim("a", ttl_s=3)
+    stops = iter([10.0])
+    renew = Claims.renew
+
+    def late(claims: Claims, token: int, *, ttl_s: int = 5) -> Claim:
+        clock.advance(next(stops, 0.0))
+        return renew(claims, token, ttl_s=ttl_s)
+
+    _nap(monkeypatch, lambda _: clock.advance(1.0))
+    monkeypatch.setattr(Claims, "renew", late)
+
+    got = team["bob"].claim("a", ttl_s=5, wait_s=None)
+
+    assert team["bob"].verify(got.token) == got
+
+
+def _nap(monkeypatch: pytest.MonkeyPatch, nap: Callable[[float], None]) -> None:
+    """Let who waits in a queue do this, and nobody else who sleeps: a lock may, for a moment."""
+    monkeypatch.setattr("trunkline.claims.time", SimpleNamespace(sleep=nap))
 
 
 def test_release_is_for_the_holder_unless_forced(team: Team) -> None:

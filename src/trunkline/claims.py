@@ -340,26 +340,35 @@ class Claims:
     def _queue(self, claim: Claim, ttl_s: int, until: float | None) -> Claim:
         waited = False
         try:
-            while blockers := self._ledger.blockers(claim):
-                waited = True
-                now = self._clock.now()
-                if self._run_out(blockers):
-                    self._append_renewal(claim, ttl_s, blockers)
-                elif until is not None and self._clock.monotonic() >= until:
-                    raise _taken(claim.path, blockers[0], hint="it was waited for in vain")
+            while True:
+                if blockers := self._ledger.blockers(claim):
+                    waited = True
+                    self._wait(claim, ttl_s, blockers, until)
+                    self._refresh()
+                elif not waited:
+                    return claim
                 else:
-                    if claim.expires_at and claim.expires_at - now < timedelta(seconds=ttl_s / 2):
-                        self._append_renewal(claim, ttl_s)
-                    time.sleep(POLL_S)
-                self._refresh()
+                    with suppress(Denied):
+                        return self.renew(claim.token, ttl_s=ttl_s)
                 claim = self._ledger.claims[claim.token]
                 if claim.ended or claim.is_expired(self._clock.now()):
                     # We stood still for longer than a lease: the place in the queue is gone.
                     claim = self._enter(claim.path, ttl_s, claim.intent)
-            return self.renew(claim.token, ttl_s=ttl_s) if waited else claim
         except BaseException:
             self._leave(claim)
             raise
+
+    def _wait(self, claim: Claim, ttl_s: int, blockers: list[Claim], until: float | None) -> None:
+        """One look at who is in front: pass those whose time is up, else stay in line."""
+        now = self._clock.now()
+        if self._run_out(blockers):
+            self._append_renewal(claim, ttl_s, blockers)
+        elif until is not None and self._clock.monotonic() >= until:
+            raise _taken(claim.path, blockers[0], hint="it was waited for in vain")
+        else:
+            if claim.expires_at and claim.expires_at - now < timedelta(seconds=ttl_s / 2):
+                self._append_renewal(claim, ttl_s)
+            time.sleep(POLL_S)
 
     def _append_renewal(self, claim: Claim, ttl_s: int, over: list[Claim] | None = None) -> None:
         payload: Json = {"path": claim.path, "intent": claim.intent, "renews": claim.token}

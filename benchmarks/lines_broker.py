@@ -126,9 +126,20 @@ async def ws_publish_64_sketch(run: Run) -> Pair:
     return await _beside_bare(run, _one_by_one)
 
 
-@line("ws-publish-batch", against="one by one, 64 in flight", unit="events/s", goal=">= 4")
+@line("ws-publish-batch", against="one event a frame, 64 in flight", unit="events/s", goal=">= 4")
 async def ws_publish_batch(run: Run) -> Pair:
-    """Batches of 100, 16 in flight, beside single events, 64 in flight; both on one connection."""
+    """Batches of 100, 16 in flight, beside frames of one event; one connection each."""
+    from benchmarks.plain import plain
+
+    async with broker(run.fresh()) as url, client(url) as bus, plain(url) as single:
+        return await alternate(run, _in_batches(bus), _one_by_one(single))
+
+
+@line("ws-publish-batch-joined", against="joined by the client", unit="events/s", goal=">= 2")
+async def ws_publish_batch_joined(run: Run) -> Pair:
+    """The same beside single events of our own client, which puts those that are published in one
+    turn of its loop into one frame.
+    """
     async with broker(run.fresh()) as url, client(url) as bus:
         return await alternate(run, _in_batches(bus), _one_by_one(bus))
 

@@ -149,15 +149,20 @@ def check_event(event: Event, limits: Limits) -> None:
         raise InvalidEvent(f"an Event was expected, not {type(event).__name__}")
     check_topic(event.topic)
     _check_fields(event, limits)
+    if is_dead(event.topic):
+        _check_letter(event)
 
 
 def check_events(topic: str, events: Iterable[Event], limits: Limits) -> None:
     """The same for each of a batch, all of one topic, whose name was checked."""
+    dead = is_dead(topic)
     for event in events:
         if type(event) is not Event or event.topic != topic:
             check_event(event, limits)
             raise InvalidEvent(f"an event for {event.topic} in a batch for {topic}")
         _check_fields(event, limits)
+        if dead:
+            _check_letter(event)
 
 
 def _check_fields(event: Event, limits: Limits) -> None:
@@ -188,7 +193,10 @@ def _check_fields(event: Event, limits: Limits) -> None:
             raise InvalidEvent("caps is a list of names", field="caps")
         for cap in event.caps:
             check_text("caps", cap, limits.text_bytes)
-    if is_dead(event.topic) and LETTER_MARK not in event.headers:
+
+
+def _check_letter(event: Event) -> None:
+    if LETTER_MARK not in event.headers:
         raise InvalidEvent(
             f"not a dead letter: {event.topic} takes what a group gave up, with the reason",
             field="topic",
@@ -256,7 +264,8 @@ def encode_event(event: Event, limits: Limits) -> bytes:
             hint="store the bulk elsewhere and publish a reference",
         )
     # Both are rare, and a walk in Python costs more than the encoding: look only on a sign of them.
-    if size - len(whole.translate(None, b"[{")) > limits.depth or whole.rfind(b"null") >= 0:
+    opened = size - len(whole.replace(b"[", b"").replace(b"{", b""))
+    if opened > limits.depth or whole.rfind(b"null") >= 0:
         check_value(event.payload, limits.depth)
     return body
 

@@ -20,6 +20,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.errors import AnalysisException
+
 from trunkline.cli import Parser, main, pipeline
 from trunkline.cli import spark as spark_command
 from trunkline.errors import NotFound
@@ -173,13 +175,38 @@ def test_a_file_is_run_in_a_session(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert spark.range(1).count() == 1
+    root = make_log(tmp_path / "bus", 20)
     job = tmp_path / "job.py"
-    job.write_text("import sys\nprint(__name__, sys.argv[1:], spark.range(3).count())\n")
+    job.write_text("import sys\nprint(__name__, sys.argv[1:], spark.table(sys.argv[1]).count())\n")
     monkeypatch.setattr("sys.argv", ["trunkline"])
 
-    assert run("spark", "submit", str(job), "a", "--b") == 0
+    assert run("spark", "submit", "--url", f"file:{root}", str(job), "orders", "--b") == 0
 
-    assert capsys.readouterr().out == "__main__ ['a', '--b'] 3\n"
+    assert capsys.readouterr().out == "__main__ ['orders', '--b'] 20\n"
+
+
+def test_a_file_that_needs_no_bus_is_run_without_one(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = tmp_path / "job.py"
+    job.write_text("print(spark.range(3).count())\n")
+    monkeypatch.setattr("sys.argv", ["trunkline"])
+
+    assert run("spark", "submit", "--url", f"file:{tmp_path / 'nowhere'}", str(job)) == 0
+
+    assert capsys.readouterr().out == "3\n"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_error_in_a_query_is_raised_and_not_printed_as_well(
+    spark: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(AnalysisException, match="nothing_there"):
+        spark.sql("SELECT * FROM nothing_there")
+    assert "nothing_there" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from typing import Any
 
 from trunkline.cli import OK, branch, leaf
 from trunkline.cli.places import bus_url
-from trunkline.errors import NotFound
+from trunkline.errors import NoBus, NotFound
 
 
 def register(commands: argparse._SubParsersAction[Any]) -> None:
     below = branch(commands, "spark", "Spark with the log as a table in it")
     shell = leaf(below, "shell", _shell, "a Python shell with a session, and each topic as a view")
     shell.add_argument("--master", default="local[*]", metavar="URL")
-    submit = leaf(below, "submit", _submit, "run a Python file in a session")
+    submit = leaf(below, "submit", _submit, "run a Python file in a session, with the same views")
     submit.add_argument("file")
     submit.add_argument("arguments", nargs=argparse.REMAINDER)
     submit.add_argument("--master", default="local[*]", metavar="URL")
@@ -47,18 +47,21 @@ def located(url: str) -> str:
     return url if "://" in url else f"file:{os.path.abspath(url.removeprefix('file:'))}"
 
 
-def _shell(args: argparse.Namespace) -> int:
+def _views(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """A session, and each topic in it as a view."""
     url = located(bus_url(args))
-    extents = import_module("trunkline.spark.extents")
-    catalog = extents.Catalog(import_module("trunkline.spark.choice").folder_of({"url": url}))
-    topics = catalog.topics()
-    catalog.close()
+    topics = import_module("trunkline.spark.choice").topics_of({"url": url})
     spark = _session(args)
     names: dict[str, Any] = {}
     for topic in topics:
         name = re.sub(r"\W|^(?=\d)", "_", topic)
         names[name] = spark.read.format("trunkline").options(url=url, subscribe=topic).load()
         names[name].createOrReplaceTempView(name)
+    return spark, names
+
+
+def _shell(args: argparse.Namespace) -> int:
+    spark, names = _views(args)
     banner = f"spark is a session; views: {', '.join(names) or 'none'}"
     names = {"__name__": "__main__", "spark": spark, "sql": spark.sql, **names}
     if sys.stdin.isatty():
@@ -71,7 +74,10 @@ def _shell(args: argparse.Namespace) -> int:
 def _submit(args: argparse.Namespace) -> int:
     if not os.path.isfile(args.file):
         raise NotFound(f"there is no file {args.file}")
-    spark = _session(args)
+    try:
+        spark, _ = _views(args)
+    except NoBus:  # a program may bring its own
+        spark = _session(args)
     sys.argv = [args.file, *args.arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(args.file)))
     runpy.run_path(args.file, {"spark": spark}, run_name="__main__")

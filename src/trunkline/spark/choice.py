@@ -99,6 +99,15 @@ def open_catalog(choice: Selection) -> Catalog:
     return FolderCatalog(choice.root)
 
 
+def topics_of(options: Mapping[str, str]) -> list[str]:
+    """Every topic of a bus or broker, by name."""
+    catalog = open_catalog(read_options({**options, "subscribePattern": ".*"}, stream=False))
+    try:
+        return list(catalog.topics())
+    finally:
+        catalog.close()
+
+
 def read_options(options: Mapping[str, str], *, stream: bool) -> Selection:
     """Check what was typed; ``InvalidOption`` says what is wrong and what to type instead."""
     given = _named(options, stream)

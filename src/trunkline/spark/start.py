@@ -97,7 +97,16 @@ def session(
             f"Spark did not start: {_last_words(log) or error}", hint=f"the whole story: {log}"
         ) from error
     spark.sparkContext.setLogLevel("ERROR")
+    _quieten()
     return spark
+
+
+def _quieten() -> None:
+    """An error in a query is raised: no need to print it as well, with every Java frame."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel("CRITICAL")
 
 
 def prepare_environment() -> None:

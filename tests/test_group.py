@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from trunkline.errors import Conflict, InvalidOption, NotFound
 from trunkline.group import Group, Item, Lease, Saved, backoff_s, load
-from trunkline.ops import AnyOp
+from trunkline.ops import AnyOp, Settled
 from trunkline.options import GroupOptions
 
 NEVER = float("inf")
@@ -338,9 +339,9 @@ def test_an_edit_lets_nothing_pass_what_is_handed_out(ordering: Any) -> None:
     group.edit(GroupOptions(ordering=ordering, max_retries=7))
     assert take(group) == [], "one at a time"
     group.settle([2])
-    assert take(group) == [3]
-    group.settle([3])
     assert take(group) == [1]
+    group.settle([1])
+    assert take(group) == [3]
 
 
 def test_what_is_not_there_is_not_edited() -> None:
@@ -354,3 +355,63 @@ def test_a_policy_of_another_type_is_refused(policy: Any) -> None:
     with pytest.raises(InvalidOption, match="GroupOptions"):
         group.define(policy, 0)
     assert (group.created, group.ops) == (False, [])
+
+
+def test_a_stray_does_not_stand_for_what_lies_before_it() -> None:
+    group = make(2)
+    group.apply(Settled([(7, 7)]))
+    group.redrive([7])
+    group.offer(Item(7, None, 2, 0.0, NEVER, 0.0))
+    assert group.read_to == 3
+    for offset in range(3, 9):
+        group.offer(Item(offset, None, 2, 0.0, NEVER, 0.0))
+    assert take(group) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_processes_that_share_a_group_never_hold_two_of_a_key(seed: int) -> None:
+    """Each has read another stretch of the log, and some records come late: delayed, redriven."""
+    draw = random.Random(seed)
+    log = {
+        offset: Item(offset, draw.choice("ab"), 2, draw.choice((0.0, 0.0, 9.0, 30.0)), NEVER, 0.0)
+        for offset in range(1, 25)
+    }
+    ordering: Any = draw.choice(["key", "partition"])
+    policy = GroupOptions(ordering=ordering, lookahead=draw.choice((8, 99)), max_retries=99)
+    groups = [Group(policy) for _ in range(3)]
+    now = 0.0
+
+    def share(group: Group) -> None:
+        for op in group.ops:
+            for other in groups:
+                if other is not group:
+                    other.apply(op)
+        group.ops.clear()
+
+    idle = 0
+    while idle < 200:
+        now += draw.random()
+        number = draw.randrange(3)
+        if draw.random() < 0.05:  # a process begins anew
+            dumped = msgspec.json.encode(groups[number].dump())
+            groups[number] = load(msgspec.json.decode(dumped, type=Saved))
+        group = groups[number]
+        for _ in range(draw.randrange(4)):
+            if group.read_to in log and group.wants() > 0:
+                group.offer(log[group.read_to])
+        for offset in group.strays():
+            group.offer(log[offset])
+        took = take(group, draw.randrange(3), now=now, by=str(number))
+        held = [log[offset].key if ordering == "key" else "" for offset in group.leases]
+        assert len(held) == len(set(held)), f"{group.leases} by {now}"
+        for lease in list(group.leases.values()):
+            if draw.random() < 0.2:
+                group.fail(lease, now=now, delay_s=1.0)
+            elif draw.random() < 0.3:
+                group.settle([lease.offset])
+        if draw.random() < 0.02 and now < 40:
+            group.redrive([draw.randrange(1, 25)])
+        share(group)
+        idle = 0 if took or group.leases or now < 50 else idle + 1
+    assert groups[0].floor == 24
+    assert not groups[0].again

@@ -102,36 +102,56 @@ class Group:
         self._ready: tuple[list[int], ...] = ([], [], [], [])
         self._delayed: list[tuple[float, int]] = []
         self._lanes: dict[str, deque[int]] = {}
+        self._passed: set[int] = set()  # ready, were not others of their lane before them by now
+        self.blocked = False  # whether one that comes late waits for what the window does not hold
 
     def wants(self) -> int:
         """How many more records the window has room for."""
         return self.options.lookahead - len(self.window)
 
     def offer(self, item: Item) -> None:
-        """Add the next record of the log to the window; one that is settled is passed over."""
+        """Add a record to the window; one that is settled is passed over."""
         offset = item.offset
-        if offset >= self.read_to:
+        if offset == self.read_to:  # else it is a stray, and what lies between is yet to be read
             self.read_to = offset + 1
         if self.is_settled(offset) or offset in self.window:
             return
         self.window[offset] = item
-        if item.not_before > 0:
+        if (item.not_before > 0 or offset in self.again) and offset not in self.attempts:
             heapq.heappush(self._delayed, (item.not_before, offset))
         else:
             self._enter(item)
 
     def _enter(self, item: Item) -> None:
-        """Let a record that is due stand in line behind the others of its lane."""
-        name = self._lane_of(item)
+        """Let a record that is due stand in its lane: what was begun first, then by offset. What
+        comes late, delayed or redriven, so never passes one that some member is at.
+        """
+        name, offset = self._lane_of(item), item.offset
         if name is None:
-            heapq.heappush(self._ready[item.rank], item.offset)
+            heapq.heappush(self._ready[item.rank], offset)
             return
         lane = self._lanes.get(name)
         if lane is None:
             lane = self._lanes[name] = deque()
-        lane.append(item.offset)
-        if lane[0] == item.offset:
-            heapq.heappush(self._ready[item.rank], item.offset)
+        begun, at = offset in self.attempts, len(lane)
+        while at and lane[at - 1] not in self.attempts and (begun or lane[at - 1] > offset):
+            at -= 1
+        if at == 0:
+            self._passed.update(lane and (lane[0],))
+            self._passed.discard(offset)
+            heapq.heappush(self._ready[item.rank], offset)
+        lane.insert(at, offset)
+
+    def _come_first(self, offset: int) -> None:
+        """Another process began a record: let none of its lane stand before it."""
+        item = self.window.get(offset)
+        if item is None or (name := self._lane_of(item)) is None:
+            return
+        lane = self._lanes.setdefault(name, deque())
+        if not lane or lane[0] != offset:
+            if offset in lane:
+                lane.remove(offset)
+            self._enter(item)
 
     def _lane_of(self, item: Item) -> str | None:
         """In whose line a record stands; None if it goes alone."""
@@ -142,7 +162,7 @@ class Group:
 
     def _line_up(self) -> None:
         """Let all that is due stand in line anew."""
-        self._ready, self._lanes = ([], [], [], []), {}
+        self._ready, self._lanes, self._passed = ([], [], [], []), {}, set()
         delayed = {offset for _, offset in self._delayed}
         for offset in sorted(self.window.keys() - delayed):
             self._enter(self.window[offset])
@@ -160,6 +180,7 @@ class Group:
         if not lane:
             del self._lanes[name]
         elif lane[0] != head:
+            self._passed.discard(lane[0])
             heapq.heappush(self._ready[self.window[lane[0]].rank], lane[0])
 
     # -- what a member does --------------------------------------------------------------------
@@ -217,10 +238,14 @@ class Group:
         return None if best is None else heapq.heappop(self._ready[best[1]])
 
     def _is_free(self, offset: int) -> bool:
-        return offset in self.window and offset not in self.leases and offset not in self.waiting
+        if offset in self.leases or offset in self.waiting or offset in self._passed:
+            return False
+        return offset in self.window
 
     def _come_due(self, now: float, wall: float) -> None:
-        while self._delayed and self._delayed[0][0] <= wall:
+        late = bool(self._delayed) and self._delayed[0][0] <= wall
+        self.blocked = late and not self.attempts.keys() <= self.window.keys()
+        while late and not self.blocked and self._delayed and self._delayed[0][0] <= wall:
             _, offset = heapq.heappop(self._delayed)
             item = self.window.get(offset)
             if item is not None:
@@ -379,8 +404,9 @@ class Group:
         return sum(map(len, self._ready))
 
     def strays(self) -> list[int]:
-        """Redriven offsets that the window does not hold: they must be read one by one."""
-        return [offset for offset in self.again if offset not in self.window]
+        """What the window lacks and needs: what was redriven, and if ``blocked`` what was begun."""
+        wanted = {*self.again, *self.attempts} if self.blocked else self.again
+        return [offset for offset in wanted if offset not in self.window]
 
     # -- the fold ------------------------------------------------------------------------------
 
@@ -396,6 +422,8 @@ class Group:
                     for first, last in spans:
                         for offset in range(first, last + 1):
                             self._lease(offset, op.by, op.until, counts=counts)
+                            if self.window:
+                                self._come_first(offset)
                 self._expect(op.until, (*op.offsets, *op.held))
             case Settled():
                 for first, last in op.offsets:

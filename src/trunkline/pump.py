@@ -271,7 +271,7 @@ class Pump:
         told, self._told = self._told, False
         await self._look_ahead()
         group = self._group
-        found = bool(self._ahead or self._gap_to or group.again)
+        found = bool(self._ahead or self._gap_to or group.again or group.blocked)
         found = found or (bool(group.available() or self._back) and self._room() > 0)
         if not (told or found or self._written):
             self._more = False  # the log was looked at, and what the group's files hold is known
@@ -408,13 +408,14 @@ class Pump:
             for record in ahead:
                 if record.offset > group.read_to:
                     group.skip(group.read_to, record.offset - 1)
-                self._offer(group, record, now, wall)
+                    group.read_to = record.offset
+                self._offer(group, record, now)
         self._more = bool(ahead or self._gap_to)  # there may be yet more behind it
         self._gap_to = 0
         for offset in group.strays():
             stray = self._records.get(offset)
             if stray is not None:
-                self._offer(group, stray, now, wall)
+                self._offer(group, stray, now)
             elif offset in self._gone:
                 group.settle([offset])
             else:  # redriven by another process since we looked ahead
@@ -424,9 +425,11 @@ class Pump:
             return Taken([], [], [], [])
         room = self._room()
         limit = room + passed_over if room > 0 else 0
-        return group.take(self._by, now=now, wall=wall, limit=limit, ttl=self._ttl)
+        taken = group.take(self._by, now=now, wall=wall, limit=limit, ttl=self._ttl)
+        self._more = self._more or group.blocked
+        return taken
 
-    def _offer(self, group: Group, record: Record, now: float, wall: float) -> None:
+    def _offer(self, group: Group, record: Record, now: float) -> None:
         event = record.event
         due = event.not_before.timestamp() if event.not_before is not None else 0.0
         expires = _NEVER if event.ttl_s is None else event.ts.timestamp() + event.ttl_s
@@ -435,7 +438,7 @@ class Pump:
                 record.offset,
                 event.key,
                 RANK[event.priority],
-                due if due > wall else 0.0,
+                due,
                 expires,
                 now,
             )

@@ -40,7 +40,7 @@ from trunkline.ops import (
     Settled,
     Sought,
 )
-from trunkline.options import GroupOptions, TtlPolicy
+from trunkline.options import GroupOptions, TtlPolicy, differences
 from trunkline.ranges import Ranges, compress
 
 
@@ -103,6 +103,7 @@ class Group:
         self._delayed: list[tuple[float, int]] = []
         self._lanes: dict[str, deque[int]] = {}
         self._passed: set[int] = set()  # ready, were not others of their lane before them by now
+        self._late: set[int] = set()  # those in a lane that were delayed or redriven
         self.blocked = False  # whether one that comes late waits for what the window does not hold
 
     def wants(self) -> int:
@@ -119,6 +120,7 @@ class Group:
         self.window[offset] = item
         if (item.not_before > 0 or offset in self.again) and offset not in self.attempts:
             heapq.heappush(self._delayed, (item.not_before, offset))
+            self._passed.add(offset)  # it may be in line since it was here before
         else:
             self._enter(item)
 
@@ -140,6 +142,8 @@ class Group:
             self._passed.update(lane and (lane[0],))
             self._passed.discard(offset)
             heapq.heappush(self._ready[item.rank], offset)
+        elif begun or offset in self._late:
+            self._passed.add(offset)
         lane.insert(at, offset)
 
     def _come_first(self, offset: int) -> None:
@@ -170,6 +174,8 @@ class Group:
     def _leave(self, offset: int) -> None:
         """Take a settled record out of the window and let the next of its lane come up."""
         item = self.window.pop(offset, None)
+        self._late.discard(offset)
+        self._passed.discard(offset)
         name = None if item is None else self._lane_of(item)
         lane = None if name is None else self._lanes.get(name)
         if name is None or lane is None:
@@ -190,9 +196,9 @@ class Group:
     ) -> Taken:
         """Lease up to ``limit`` records of the window to ``by``."""
         taken = Taken([], [], [], [])
-        if self.paused:
-            return taken
         self._come_due(now, wall)
+        if self.paused or (self.blocked and self._late):
+            return taken
         until = now + self.options.ack_timeout_s
         picked: list[int] = []
         held: list[int] = []
@@ -243,12 +249,13 @@ class Group:
         return offset in self.window
 
     def _come_due(self, now: float, wall: float) -> None:
-        late = bool(self._delayed) and self._delayed[0][0] <= wall
+        late = bool(self._late) or bool(self._delayed and self._delayed[0][0] <= wall)
         self.blocked = late and not self.attempts.keys() <= self.window.keys()
-        while late and not self.blocked and self._delayed and self._delayed[0][0] <= wall:
+        while not self.blocked and self._delayed and self._delayed[0][0] <= wall:
             _, offset = heapq.heappop(self._delayed)
-            item = self.window.get(offset)
-            if item is not None:
+            if (item := self.window.get(offset)) is not None:
+                self._late.add(offset)
+                self._passed.discard(offset)
                 self._enter(item)
         while self._due and self._due[0][0] <= now:
             at, offset = heapq.heappop(self._due)
@@ -291,8 +298,7 @@ class Group:
         if held is None or held.by != lease.by or held.attempt != lease.attempt:
             return None
         if lease.attempt > self.options.max_retries:
-            self._do(Extended(now + self.options.ack_timeout_s, [(lease.offset, lease.offset)]))
-            return True
+            return self.hold(lease, now=now)
         self._do(Failed([(lease.offset, now + delay_s)]))
         return False
 
@@ -585,12 +591,6 @@ def load(saved: Saved) -> Group:
     for offset, at in saved.waiting:
         group._wait(offset, at)
     return group
-
-
-def differences(old: GroupOptions, new: GroupOptions) -> list[tuple[str, Any, Any]]:
-    """Each option in which they differ, with both values."""
-    pairs = ((name, getattr(old, name), getattr(new, name)) for name in old.__struct_fields__)
-    return [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def backoff_s(options: GroupOptions, attempt: int, draw: float) -> float:

@@ -67,6 +67,12 @@ def changed(options: Options) -> dict[str, Any]:
     return {k: v for k, v in msgspec.structs.asdict(options).items() if v != defaults[k]}
 
 
+def differences(old: Options, new: Options) -> list[tuple[str, Any, Any]]:
+    """Each option in which they differ, with both values."""
+    pairs = ((name, getattr(old, name), getattr(new, name)) for name in old.__struct_fields__)
+    return [pair for pair in pairs if pair[1] != pair[2]]
+
+
 class Limits(Options, frozen=True):
     """How large one event may be."""
 

@@ -16,10 +16,10 @@ from trunkline.cli.places import at_least, open_folder, parse_point, pick_topics
 from trunkline.cli.render import Output, cell, confirm
 from trunkline.dead import keeps_books
 from trunkline.errors import Corrupt, InvalidOption, NotFound, StorageError
-from trunkline.group import Group, differences
+from trunkline.group import Group
 from trunkline.log import atomic, layout
 from trunkline.log.folder import Folder, GroupKey
-from trunkline.options import GroupOptions
+from trunkline.options import GroupOptions, differences
 from trunkline.topics import check_group, check_pattern, is_pattern, matches
 
 _COLUMNS = ("topic", "partition", "group", "floor", "lag", "leases", "waiting", "paused", "members")

@@ -49,6 +49,14 @@ class TestRemoteBus(BusContract, HandlerContract):
 
 
 class TestTheWire:
+    @pytest.mark.parametrize("settings", [{"pending_bytes": 200_000}])
+    async def test_more_is_read_than_may_wait_to_be_sent(self, broker: Broker) -> None:
+        async with RemoteBus(broker.url) as bus:
+            for _ in range(3):
+                await bus.publish_many("t", ["x" * 3000] * 500)
+            assert [len(await bus.read("t", limit=n)) for n in (1200, 5000)] == [1200, 1500]
+            assert broker.hub.counts.evicted == 0
+
     async def test_a_batch_that_is_too_large_is_refused_before_it_is_sent(
         self, broker: Broker
     ) -> None:

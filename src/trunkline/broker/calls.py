@@ -76,8 +76,9 @@ async def _read(session: Session, args: dict[str, Any]) -> Any:
     asked = _args(args, _Read)
     session.require("read", check_topic(asked.topic))
     limit = max(1, min(asked.limit, _READ_MAX))
-    return await session.hub.bus.read(
-        asked.topic, asked.start, limit, partition=_partition(asked.partition)
+    # As much as the store gives at once: the client asks for the rest.
+    return await session.hub.bus.store.read(
+        asked.topic, _partition(asked.partition), asked.start, limit
     )
 
 

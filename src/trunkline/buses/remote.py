@@ -197,11 +197,17 @@ class RemoteBus(BusBase):
     async def read(
         self, topic: str, start: int = 1, limit: int = 1000, *, partition: int = 0
     ) -> list[Record]:
-        """Records by offset, past any group."""
-        found = await self.link.call(
-            "read", topic=topic, start=start, limit=limit, partition=partition
-        )
-        return msgspec.convert(found, list[Record])
+        """Up to ``limit`` records from ``start`` on, past any group."""
+        records: list[Record] = []
+        while len(records) < limit:
+            found = await self.link.call(
+                "read", topic=topic, start=start, limit=limit - len(records), partition=partition
+            )
+            if not found:
+                break
+            records += msgspec.convert(found, list[Record])
+            start = records[-1].offset + 1
+        return records
 
     async def topics(self) -> dict[str, TopicOptions]:
         return msgspec.convert(await self.link.call("topics"), dict[str, TopicOptions])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import trunkline
 from trunkline.errors import Conflict, InvalidEvent, InvalidOption, NotFound
 from trunkline.event import Event
-from trunkline.schemas import Compatibility, Registry, SchemaGate, check_compatible
+from trunkline.schemas import Compatibility, Registry, Schema, SchemaGate, check_compatible
 
 ORDER: dict[str, Any] = {
     "type": "object",
@@ -170,3 +171,42 @@ async def test_an_incompatible_version_is_a_conflict_and_not_kept(bus: Any) -> N
     with pytest.raises(Conflict, match="/required/note"):
         await registry.add("orders", with_(required=["id", "note"]))
     assert len(registry.versions("orders")) == 1
+
+
+NUMBER: dict[str, Any] = {"enum": [1, 0]}
+NAMED: dict[str, Any] = {"patternProperties": {"^x": {}}, "additionalProperties": False}
+SEALED: dict[str, Any] = {"properties": {"a": {}, "b": {}}, "unevaluatedProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (NUMBER, {"enum": [True, False]}),
+        ({"const": 1}, {"const": True}),
+        ({"enum": [1]}, {"const": 1, "enum": [2]}),
+        (NAMED, {**NAMED, "properties": {"x1": {"type": "string"}}}),
+        (SEALED, {**SEALED, "properties": {"a": {}}}),
+    ],
+    ids=str,
+)
+def test_what_was_valid_and_is_not_is_never_compatible(old: Any, new: Any) -> None:
+    with pytest.raises(Conflict):
+        check_compatible(old, new, "backward")
+
+
+async def test_true_is_another_schema_than_one(bus: Any) -> None:
+    registry = Registry(bus)
+    await registry.add("t", {"const": 1}, "none")
+    assert (await registry.add("t", {"const": True}, "none")).version == 2
+
+
+async def test_of_two_at_once_the_second_is_compared_with_the_first(tmp_path: Path) -> None:
+    async with trunkline.connect(f"file:{tmp_path}") as bus:
+        registry = Registry(bus)
+        await registry.add("orders", ORDER)
+        news = [with_(properties={**ORDER["properties"], name: {}}) for name in ("a", "b")]
+        found = await asyncio.gather(
+            *(registry.add("orders", new) for new in news), return_exceptions=True
+        )
+        assert [type(one) for one in found] == [Schema, Conflict]
+        assert [one.version for one in registry.versions("orders")] == [1, 2]

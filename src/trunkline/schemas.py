@@ -10,6 +10,7 @@ members, members, enumerations, items); what it cannot judge it refuses, and say
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ _KEYWORDS: Final = frozenset(
     {"$schema", "$id", "title", "description", "default", "examples", "$comment"}
     | {"type", "properties", "required", "additionalProperties", "enum", "const", "items"}
 )
+# What these mean depends on the members that others name.
+_ENTANGLED: Final = frozenset({"patternProperties", "unevaluatedProperties", "unevaluatedItems"})
 
 
 class Schema(msgspec.Struct, frozen=True):
@@ -46,6 +49,7 @@ class Registry:
         self._next = 1
         self._versions: dict[str, list[Schema]] = {}
         self._validators: dict[str, Any] = {}
+        self._adding = asyncio.Lock()
 
     async def refresh(self) -> None:
         first, end = await self._bus.store.bounds(TOPIC, 0)
@@ -81,12 +85,18 @@ class Registry:
         """Give a topic its next version. The same schema again is the version there is."""
         check_topic(topic)
         _validator(schema)
+        async with self._adding:  # of two at once, the second is compared with the first
+            return await self._add(topic, schema, compatibility)
+
+    async def _add(
+        self, topic: str, schema: dict[str, Any] | bool, compatibility: Compatibility | None
+    ) -> Schema:
         await self.refresh()
         before = self._versions.get(topic, [])
         last = before[-1] if before and not before[-1].removed else None
         rule = compatibility or (last.compatibility if last else "backward")
         if last is not None:
-            if last.schema == schema and last.compatibility == rule:
+            if _same(last.schema, schema) and last.compatibility == rule:
                 return last
             check_compatible(last.schema, schema, rule)
         made = Schema(topic, len(before) + 1, schema, rule)
@@ -202,11 +212,13 @@ def _narrower(inner: Any, outer: Any, path: str, why: str, depth: int = 0) -> No
         raise _broken(path, "nested too deep to compare")
     if not isinstance(inner, dict) or not isinstance(outer, dict):
         raise _broken(path, why)
-    if inner == outer:
+    if _same(inner, outer):
         return
     unknown = sorted((inner.keys() | outer.keys()) - _KEYWORDS)
-    if any(inner.get(word) != outer.get(word) for word in unknown):
+    if any(not _same(inner.get(word), outer.get(word)) for word in unknown):
         raise _broken(path, f"a change of {', '.join(unknown)} cannot be judged")
+    if not _ENTANGLED.isdisjoint(unknown):
+        raise _broken(path, f"a change beside {', '.join(unknown)} cannot be judged")
     _narrower_values(inner, outer, path, why)
     _narrower_members(inner, outer, path, why, depth)
     if "items" in outer:
@@ -224,7 +236,7 @@ def _narrower_values(inner: dict[str, Any], outer: dict[str, Any], path: str, wh
     allowed = _choices(outer)
     if allowed is not None:
         mine = _choices(inner)
-        if mine is None or any(value not in allowed for value in mine):
+        if mine is None or not all(any(_same(v, a) for a in allowed) for v in mine):
             raise _broken(f"{path}/enum", why)
 
 
@@ -255,10 +267,16 @@ def _types(schema: dict[str, Any]) -> set[str] | None:
 
 
 def _choices(schema: dict[str, Any]) -> list[Any] | None:
-    if "const" in schema:
-        return [schema["const"]]
-    found = schema.get("enum")
-    return None if found is None else list(found)
+    found: list[Any] | None = schema.get("enum")
+    if "const" not in schema:
+        return found
+    only = schema["const"]
+    return [only] if found is None else [value for value in found if _same(value, only)]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal as JSON, where 1 is not true. What is spelt differently counts as different."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _broken(path: str, why: str) -> Conflict:

@@ -53,3 +53,24 @@ async def test_a_beat_of_another_make_is_understood() -> None:
         await bus.publish(TOPIC, "odd", key="proc:8")
         await seen(lambda: len(monitor.alive()) == 2)
         assert sorted(beat.key for beat in monitor.alive()) == ["proc:7", "proc:8"]
+
+
+async def test_a_function_that_fails_does_not_end_the_watch() -> None:
+    clock = ManualClock()
+    told: list[str] = []
+
+    def fail(beat: Beat) -> None:
+        told.append(beat.name)
+        raise RuntimeError("a fault of the caller's")
+
+    async with (
+        trunkline.connect("memory:", clock=clock) as bus,
+        Monitor(bus, late_s=10, lost=fail, found=fail) as monitor,
+    ):
+        for name in ("one", "two"):
+            await Heartbeat(bus, name).beat()
+        await seen(lambda: told == ["one", "two"])
+        for _ in range(8):
+            await clock.run(3)
+        assert told == ["one", "two", "one", "two"]
+        assert len(monitor.late()) == 2

@@ -143,15 +143,23 @@ class Monitor:
         fresh = key not in self._seen or key in self._late
         self._seen[key] = beat
         self._late.discard(key)
-        if fresh and self._found is not None:
-            self._found(beat)
+        if fresh:
+            _tell(self._found, beat)
 
     async def _check(self) -> None:
         while True:
             await self._clock.sleep(self._late_s / 4)
             now = self._clock.monotonic()
-            for key, beat in self._seen.items():
+            for key, beat in list(self._seen.items()):
                 if key not in self._late and now - beat.at >= self._late_s:
                     self._late.add(key)
-                    if self._lost is not None:
-                        self._lost(beat)
+                    _tell(self._lost, beat)
+
+
+def _tell(callback: Callable[[Beat], object] | None, beat: Beat) -> None:
+    """What the caller's function does wrong must not end the watch."""
+    try:
+        if callback is not None:
+            callback(beat)
+    except Exception:
+        logger.exception("%r failed for %s", callback, beat.key)

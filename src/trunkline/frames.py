@@ -267,7 +267,8 @@ def read_asked(data: bytes | memoryview) -> list[Asked | Bad]:
     try:
         return [_asked.decode(data)]
     except _BROKEN as error:
-        return [_bad(data, error)]
+        bare = bytes(data).lstrip(b" \t\r\n")  # an array may be preceded by space, and is not often
+        return read_asked(bare) if bare[:1] == b"[" else [_bad(data, error)]
 
 
 def read_told(data: bytes | memoryview) -> list[Told | Bad]:

@@ -367,6 +367,7 @@ class TestTheDoor:
             ("https://evil.example", False),
             ("null", False),
             ("https://app.example.evil", False),
+            ("https://[", False),
         ],
     )
     async def test_pages_of_other_origins_are_refused(

@@ -88,6 +88,15 @@ class TestTopics:
         letters = await until(lambda: _letters(http, 1))
         assert letters[0]["attempts"] == 2
 
+    async def test_a_group_of_that_name_elsewhere_changes_nothing(
+        self, http: httpx.AsyncClient, one: Any
+    ) -> None:
+        for topic in ("other", "t"):
+            await http.post("/topics", json={"topic": topic, "maxAttempts": 2})
+            await one.subscribe(topic, "g")
+        (group,) = (await http.get("/topics/t/groups/g")).json()["partitions"]
+        assert group["policy"] == {"max_retries": 1}
+
     async def test_offsets_show_bounds_and_groups(self, http: httpx.AsyncClient, one: Any) -> None:
         for n in range(3):
             await publish(http, "t", n)
@@ -261,6 +270,45 @@ class TestEvents:
         done = await http.post("/topics/t/events", content=json.dumps(batch), headers=kind)
         assert done.status_code == 400
         assert len((await http.get("/topics/t/events")).json()["events"]) == 3
+        done = await http.post("/topics/t/events", content=b"[]", headers=kind)
+        assert (done.status_code, done.json()) == (201, {"receipts": []})
+
+    async def test_an_attribute_that_is_null_is_none(self, http: httpx.AsyncClient) -> None:
+        kind = {"content-type": "application/cloudevents+json"}
+        unset = dict.fromkeys(("subject", "time", "dataschema", "data_base64", "ext"))
+        body = json.dumps({**CLOUDEVENT, **unset})
+        done = await http.post("/topics/t/events", content=body, headers=kind)
+        assert done.status_code == 201, done.text
+        (event,) = (await http.get("/topics/t/events")).json()["events"]
+        assert (event["headers"].keys(), event["payload"]) == ({"type", "agent_id"}, {"n": 1})
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            ("application/xml", "application/xml"),
+            ("text/plain; charset=utf-8", "text/plain; charset=utf-8"),
+            ("text/x\r\nset-cookie: a=b", "text/x%0D%0Aset-cookie: a=b"),
+            ("text/ü", "text/%C3%BC"),
+        ],
+    )
+    async def test_text_comes_out_as_text_with_a_type_that_is_one_header(
+        self, http: httpx.AsyncClient, content: str, said: str
+    ) -> None:
+        kind = {"content-type": "application/cloudevents+json"}
+        body = json.dumps({**CLOUDEVENT, "datacontenttype": content, "data": "<a/>"})
+        await http.post("/topics/t/events", content=body, headers=kind)
+        found = await http.get("/topics/t/events/0/1?form=binary")
+        assert (found.status_code, found.text) == (200, "<a/>")
+        assert found.headers["content-type"] == said
+
+    @pytest.mark.parametrize("settings", [{"pending_bytes": 10_000}])
+    async def test_a_page_has_a_size(self, http: httpx.AsyncClient) -> None:
+        for _ in range(5):
+            await publish(http, "t", "x" * 4000)
+        page = (await http.get("/topics/t/events")).json()
+        assert (len(page["events"]), page["next"]) == (3, 4)
+        page = (await http.get("/topics/t/events?from=4")).json()
+        assert (len(page["events"]), page["next"]) == (2, 6)
 
     @pytest.mark.parametrize(
         "broken",
@@ -334,6 +382,38 @@ class TestEvents:
         assert sorted(seen) == list(range(30))
         one = await http.get("/topics/t/tail?from=earliest&limit=1&partition=2")
         assert "id: 1\n" in one.text
+
+    async def test_the_tail_follows_partitions_that_are_added(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        await publish(http, "t", 0)
+
+        async def payloads(mark: str = "") -> list[int]:
+            headers = {"last-event-id": mark} if mark else {}
+            address = "/topics/t/tail?from=earliest&limit=9"
+            async with asyncio.timeout(10):
+                lines = (await http.get(address, headers=headers)).text.splitlines()
+            return [json.loads(line[6:])["payload"] for line in lines if line[:6] == "data: "]
+
+        following = asyncio.create_task(payloads())
+        await asyncio.sleep(0.1)
+        await http.post("/topics", json={"topic": "t", "partitions": 4})
+        for n in range(1, 10):
+            await publish(http, "t", n, key=f"k{n}")
+        assert set(await following) < set(range(10))
+        assert sorted(await payloads("1")) == list(range(1, 10))
+
+    @pytest.mark.parametrize("settings", [{"stall_s": 0.2}])
+    async def test_who_takes_nothing_of_an_answer_is_let_go(
+        self, http: httpx.AsyncClient, broker: Broker
+    ) -> None:
+        for _ in range(20):
+            await publish(http, "t", "x" * 500_000)
+        _, writer = await asyncio.open_connection("127.0.0.1", broker.port, limit=1)
+        ask = f"GET /topics/t/tail?from=earliest HTTP/1.1\r\nHost: 127.0.0.1:{broker.port}\r\n\r\n"
+        writer.write(ask.encode())
+        await until(lambda: broker.hub.counts.evicted == 1)
+        writer.close()
 
     @pytest.mark.parametrize("path", ["events?partition=1", "tail?partition=1&limit=1"])
     async def test_a_partition_that_is_not_there_is_told(
@@ -501,7 +581,7 @@ class TestTheBroker:
         self, http: httpx.AsyncClient, broker: Broker
     ) -> None:
         assert (await http.get("/topics", headers={"host": "evil.example"})).status_code == 421
-        for origin in ("http://evil.example", "null"):
+        for origin in ("http://evil.example", "null", "http://[", "://"):
             assert (await http.get("/topics", headers={"origin": origin})).status_code == 403
         own = {"origin": broker.url.replace("ws", "http", 1)}
         assert (await http.get("/topics", headers=own)).status_code == 200

@@ -98,6 +98,19 @@ class TestPublishing:
             9: "ERROR",
         }
 
+    async def test_an_array_may_begin_with_space(self, one: Peer) -> None:
+        await one.socket.send('\r\n [{"type":"PING","corr":1}]')
+        assert await one.hear() == {"type": "PONG", "corr": 1}
+
+    async def test_a_batch_does_not_overtake_what_was_said_before_it(self, one: Peer) -> None:
+        single = {"type": "PUBLISH", "topic": "t", "payload": 1, "key": "k", "corr": "single"}
+        event = {"topic": "t", "payload": 2, "key": "k"}
+        await one.socket.send(
+            json.dumps([single, {"type": "PUBLISH", "events": [event], "corr": "batch"}])
+        )
+        found = [await one.hear("PUBLISHED") for _ in range(2)]
+        assert {f["corr"]: f["offset"] for f in found} == {"single": 1, "batch": 2}
+
     async def test_one_bad_event_of_many_harms_no_other(self, one: Peer) -> None:
         frames = [{"type": "PUBLISH", "topic": "t", "payload": n, "corr": n} for n in range(4)]
         frames[2]["payload"] = "x" * 1_100_000

@@ -103,6 +103,7 @@ def from_cloudevent(found: Any, topic: str) -> Event:
     """An event of the structured form. ``InvalidEvent`` names the attribute that is wrong."""
     if not isinstance(found, dict):
         raise InvalidEvent("a CloudEvent is a JSON object")
+    found = {name: value for name, value in found.items() if value is not None}  # as if left out
     payload, extra = _data_of(found)
     return _event(found, topic, payload, extra)
 
@@ -213,7 +214,7 @@ def from_binary(headers: Iterable[tuple[str, str]], body: bytes, topic: str) -> 
     kind = content.partition(";")[0].strip().lower()
     if not body:
         return _event(found, topic, None)
-    if kind in ("", JSON) or kind.endswith("+json"):
+    if not kind or _is_json(kind):
         if kind not in ("", JSON):
             found[_CONTENT] = kind
         return _event(found, topic, decode_payload(body))
@@ -234,12 +235,16 @@ def to_binary(record: Record) -> tuple[dict[str, str], bytes]:
     content = found.pop(_CONTENT, JSON if raw is None else _BYTES)
     if raw is not None:
         body = base64.b64decode(raw)
-    elif isinstance(data, str) and content.startswith("text/"):
+    elif isinstance(data, str) and not _is_json(content.partition(";")[0].strip().lower()):
         body = data.encode()
     else:
         body = b"" if data is None else msgspec.json.encode(data)
     headers = {f"ce-{name}": quote(str(value), safe=_PRINTABLE) for name, value in found.items()}
-    return {**headers, "content-type": content}, body
+    return {**headers, "content-type": quote(content, safe=_PRINTABLE + ' "')}, body
+
+
+def _is_json(kind: str) -> bool:
+    return kind == JSON or kind.endswith("+json")
 
 
 _BYTES: Final = "application/octet-stream"

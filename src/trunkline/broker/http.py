@@ -160,7 +160,7 @@ def _refuse_unknown(request: Request, endpoint: Endpoint) -> None:
 
 def requests_for(hub: Hub) -> type[HttpToolsProtocol]:
     """uvicorn's connections, which know the names in a client's certificate, are only so many, and
-    do not wait for ever for a request.
+    do not wait for ever for a request, nor for a client that takes nothing of the answer.
     """
     options = hub.options
 
@@ -169,13 +169,39 @@ def requests_for(hub: Hub) -> type[HttpToolsProtocol]:
             super().connection_made(transport)
             self._names = names_of(transport)
             self._patience: asyncio.TimerHandle | None = None
+            self._stall: asyncio.TimerHandle | None = None
             self._wait(options.auth_timeout_s)
             if len(self.connections) > options.connections:
                 transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._wait(None)
+            self._cancel_stall()
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._watch(self.transport.get_write_buffer_size())
+
+        def resume_writing(self) -> None:
+            self._cancel_stall()
+            super().resume_writing()
+
+        def _watch(self, size: int) -> None:
+            self._stall = self.loop.call_later(options.stall_s, self._look, size)
+
+        def _look(self, before: int) -> None:
+            """Slow is not stalled: only who took nothing at all is let go."""
+            size = self.transport.get_write_buffer_size()
+            if size < before:
+                self._watch(size)
+                return
+            hub.counts.evicted += 1
+            self.transport.abort()
+
+        def _cancel_stall(self) -> None:
+            if self._stall is not None:
+                self._stall.cancel()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()

@@ -25,6 +25,7 @@ from trunkline.options import GroupOptions
 from trunkline.outbox import publish_once
 from trunkline.schemas import Registry
 from trunkline.system import Counts, System
+from trunkline.topics import matches
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +197,10 @@ class Hub:
     async def policy(self, topic: str, group: str) -> GroupOptions | None:
         """What a group that nobody has made yet gets; None if it exists and keeps its own."""
         wanted = self.configs.policy(topic, self.options.ack_timeout_s)
-        if wanted is None or any(key.group == group for key in await self.bus.store.groups()):
+        if wanted is None or any(
+            key.group == group and matches(topic, key.topic)
+            for key in await self.bus.store.groups()
+        ):
             return None
         return wanted
 

@@ -46,7 +46,6 @@ class BrokerOptions(Options, frozen=True):
     drain_s: Seconds = 3.0
     metrics_s: Seconds = 10.0  # between two events of system.metrics; 0 for none
     audit: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of decisions on system.bus.audit
-    schemas: bool = True
 
 
 _CLIENT = ("ws:", "wss:")

@@ -301,6 +301,7 @@ class Session:
             raise InvalidEvent("a batch holds at least one event", field="events")
         topic = frame.topic or events[0].topic
         self.require("publish", topic)
+        self._publish_waiting()  # what was said before this comes before it
         self._publishes += len(events)
         self.hub.spawn(self._publish_whole(frame, topic, events))
 
@@ -515,13 +516,15 @@ class Session:
         out, self._out, self._out_bytes = self._out, [], 0
         if not out or self._closed:
             return
+        # What was there before counts, not what is said now: one answer may be large.
+        if self._wire.pending() > self.hub.options.pending_bytes:
+            self.evict("too much is waiting for it")
+            return
         if self.batch:
             self._wire.send(join(out))
         else:
             for data in out:
                 self._wire.send(data)
-        if self._wire.pending() > self.hub.options.pending_bytes:
-            self.evict("too much is waiting for it")
 
     def fail(self, error: TrunklineError, corr: Corr | None = None, **fields: Any) -> None:
         self.tell(failure_of(error, corr, **fields))

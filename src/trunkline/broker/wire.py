@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from picows import (
     WSAutoPingStrategy,
@@ -64,7 +63,7 @@ class Gate:
 
     def _is_ours(self, origin: str, host: str) -> bool:
         origin = origin.rstrip("/").lower()
-        return origin in self._origins or urlsplit(origin).netloc == host.lower() != ""
+        return origin in self._origins or origin.partition("://")[2] == host.lower() != ""
 
     def principal(
         self, headers: Mapping[str, str], names: frozenset[str] = frozenset()

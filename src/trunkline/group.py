@@ -135,16 +135,15 @@ class Group:
         lane = self._lanes.get(name)
         if lane is None:
             lane = self._lanes[name] = deque()
-        begun, at = offset in self.attempts, len(lane)
-        while at and lane[at - 1] not in self.attempts and (begun or lane[at - 1] > offset):
-            at -= 1
+        at, begun = len(lane), offset in self.attempts
+        if begun or offset in self._late:
+            while at and lane[at - 1] not in self.attempts and (begun or lane[at - 1] > offset):
+                at -= 1
+            self._passed.update((offset,) if at else (*lane,)[:1])
+        lane.insert(at, offset)
         if at == 0:
-            self._passed.update(lane and (lane[0],))
             self._passed.discard(offset)
             heapq.heappush(self._ready[item.rank], offset)
-        elif begun or offset in self._late:
-            self._passed.add(offset)
-        lane.insert(at, offset)
 
     def _come_first(self, offset: int) -> None:
         """Another process began a record: let none of its lane stand before it."""
@@ -174,8 +173,9 @@ class Group:
     def _leave(self, offset: int) -> None:
         """Take a settled record out of the window and let the next of its lane come up."""
         item = self.window.pop(offset, None)
-        self._late.discard(offset)
-        self._passed.discard(offset)
+        if self._late or self._passed:
+            self._late.discard(offset)
+            self._passed.discard(offset)
         name = None if item is None else self._lane_of(item)
         lane = None if name is None else self._lanes.get(name)
         if name is None or lane is None:

@@ -403,6 +403,32 @@ class TestEvents:
         assert set(await following) < set(range(10))
         assert sorted(await payloads("1")) == list(range(1, 10))
 
+    async def test_a_tail_that_wants_nothing_lets_others_have_their_turn(
+        self, http: httpx.AsyncClient, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await broker.hub.bus.publish_many("t", [*([0] * 2000), 1])
+        store = broker.hub.bus.store
+        read, reads, worst = store.read, 0, 0
+
+        async def counted(*args: Any) -> Any:
+            nonlocal reads, worst
+            reads += 1
+            worst = max(worst, reads)
+            return await read(*args)
+
+        async def others() -> None:
+            nonlocal reads
+            while True:
+                reads = 0
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(store, "read", counted)
+        turns = asyncio.create_task(others())
+        found = await http.get("/topics/t/tail?from=earliest&limit=1&where=payload = 1")
+        turns.cancel()
+        assert '"payload":1' in found.text
+        assert worst < 5
+
     @pytest.mark.parametrize("settings", [{"stall_s": 0.2}])
     async def test_who_takes_nothing_of_an_answer_is_let_go(
         self, http: httpx.AsyncClient, broker: Broker

@@ -353,6 +353,7 @@ async def _tailed(
                     sent += 1
                     if sent == limit:
                         return
+            await asyncio.sleep(0)  # nothing of this waits if nobody takes it, or it is not wanted
             if not found:
                 try:
                     async with asyncio.timeout(min(_TAIL_S, hub.options.rights_s * 3)):

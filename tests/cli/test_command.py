@@ -121,6 +121,8 @@ def test_exit_codes_of_a_real_process(program: Run) -> None:
         "unknown verb": program("nope").code,
         "no verb": program().code,
         "nothing to ask at": program("topic", "rm", "t").code,
+        "no claims to import": program("claims", "import", "missing.md").code,
+        "no settings": program("serve", "--config", "missing.toml").code,
     }
 
     assert codes == {
@@ -131,6 +133,8 @@ def test_exit_codes_of_a_real_process(program: Run) -> None:
         "unknown verb": 4,
         "no verb": 4,
         "nothing to ask at": 4,
+        "no claims to import": 3,
+        "no settings": 3,
     }
 
 

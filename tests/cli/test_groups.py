@@ -275,3 +275,14 @@ async def test_an_edit_beside_running_members_counts_for_them(run: Run, home: Pa
 def test_a_name_that_no_group_can_have_is_refused(run: Run) -> None:
     assert run("group", "ls", "--group", "a__b").code == 4
     assert run("group", "ls", "--group", "nobody").code == 0
+
+
+def test_a_partition_that_is_added_has_the_policy_of_the_group(run: Run) -> None:
+    take(run, 1)
+    run("group", "edit", "t", "g", "--max-retries", "1", "--ordering", "none")
+    run("group", "pause", "t", "g")
+    run("topic", "edit", "t", "--partitions", "2")
+    run("sub", "t", "--group", "g", "--wait", "0.1")
+    first, added = run("group", "info", "t", "g", "--json").rows
+    assert (added["partition"], added["paused"]) == (1, True)
+    assert added["options"] == first["options"]

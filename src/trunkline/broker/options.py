@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from trunkline.errors import InvalidOption
+from trunkline.errors import InvalidOption, NotFound
 from trunkline.options import MIB, Count, Interval, Options, Positive, Seconds, make
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -95,11 +95,13 @@ def gather(
 def _from_file(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
-    with open(path, "rb") as file:
-        try:
+    try:
+        with open(path, "rb") as file:
             found = tomllib.load(file)
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidOption(f"{path} is no TOML: {error}", path=path) from error
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {path}", path=path) from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidOption(f"{path} is no TOML: {error}", path=path) from error
     values = found.get("broker", {})
     if not isinstance(values, dict):
         raise InvalidOption(f"{path}: [broker] is a table", path=path)

@@ -88,10 +88,15 @@ class Pumps:
     async def _define_group(self, key: GroupKey, start: Start, policy: GroupOptions | None) -> None:
         floor = await self._floor(key, start)
         _, end = await self.store.bounds(key.topic, key.partition)
+        default, paused = GroupOptions(), False
+        if key.partition:  # one that was added later is as the first
+            first = key._replace(partition=0)
+            default, paused = await self.store.update(first, lambda g: (g.options, g.paused))
 
         def define(group: Group) -> None:
             if not group.created:
-                group.define(policy or GroupOptions(), floor)
+                group.define(policy or default, floor)
+                group.pause(paused)
             elif policy is not None:
                 group.define(policy, floor, name=_name(key))
             if group.last_settled >= end:

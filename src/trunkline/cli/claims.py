@@ -20,7 +20,7 @@ from typing import Any
 
 from trunkline.claims import TTL_S, Claims, export_table, import_table, open_claims
 from trunkline.cli import ERROR, OK, Run, leaf
-from trunkline.errors import Conflict, InvalidOption, NoBus
+from trunkline.errors import Conflict, InvalidOption, NoBus, NotFound
 from trunkline.files import ndjson
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -164,7 +164,7 @@ def run_import(args: argparse.Namespace) -> int:
         with open(args.file, encoding="utf-8") as file:
             rows = import_table(file.read())
     except FileNotFoundError:
-        raise NoBus(f"there is no {args.file}", path=args.file) from None
+        raise NotFound(f"there is no file {args.file}", path=args.file) from None
     now = datetime.now(UTC)
     code = OK
     for path, actor, moment in rows:

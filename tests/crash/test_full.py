@@ -181,6 +181,17 @@ def test_acks_and_retention_work_from_the_reserve(device: Path) -> None:
     again.close()
 
 
+async def test_a_group_begins_from_the_reserve(device: Path) -> None:
+    async with trunkline.connect(f"file:{device}/bus") as bus:
+        await bus.publish(TOPIC, 1)
+        fill(device / "filler")
+        async with bus.subscribe(TOPIC, group=GROUP) as stream:
+            delivery = await asyncio.wait_for(anext(stream), timeout=30.0)
+            await delivery.ack()
+        os.unlink(device / "filler")
+        assert (await bus.publish(TOPIC, 2)).offset == 2
+
+
 async def test_health_shows_it_and_publishing_resumes(device: Path) -> None:
     async with trunkline.connect(f"file:{device}/bus") as bus:
         await bus.publish(TOPIC, 1)

@@ -21,7 +21,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from trunkline.clock import Clock
-from trunkline.errors import Corrupt, LockTimeout, StorageError, UnsupportedFormat, reason
+from trunkline.errors import (
+    Corrupt,
+    LockTimeout,
+    StorageError,
+    StorageFull,
+    UnsupportedFormat,
+    reason,
+)
 from trunkline.group import Group, Saved, load
 from trunkline.log import atomic, layout
 from trunkline.log.head import FORMAT
@@ -119,7 +126,12 @@ class GroupFile:
         """
         self._lock(timeout_s)
         try:
-            self._catch_up()
+            try:
+                self._catch_up()
+            except StorageFull:  # to begin a journal takes room too
+                if make_room is None or not make_room():
+                    raise
+                self._catch_up()
             group = self.group
             group.ops.clear()
             if before is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -334,3 +335,14 @@ async def test_whatever_ends_a_pump_is_told_to_the_subscriber(clock: ManualClock
             await (await anext(stream)).ack()
             with pytest.raises(ZeroDivisionError):
                 await asyncio.wait_for(anext(stream), 10)
+
+
+async def test_what_others_settled_is_not_kept(bus: LocalBus, store: Scripted) -> None:
+    async with bus.subscribe("orders", group="billing", max_inflight=1) as stream:
+        for last in range(1000, 8001, 1000):
+            await bus.publish_many("orders", [0] * 1000)
+            delivery = await soon(stream)
+            await store.update(KEY, partial(Group.settle, offsets=range(1, last + 1)))
+            await delivery.ack()
+        (pump,) = bus._pumps._pumps.values()
+        assert len(pump._records) <= 3000

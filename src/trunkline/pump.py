@@ -304,6 +304,9 @@ class Pump:
         """Read what the window may hold next, outside of the group's lock."""
         group = self._group
         assert group is not None
+        if len(self._records) > 2 * len(group.window) + _READ_RECORDS:  # others settled the rest
+            window = group.window
+            self._records = {o: record for o, record in self._records.items() if o in window}
         if strays := group.strays():
             await self._fetch(strays)
             self._gone.update(offset for offset in strays if offset not in self._records)

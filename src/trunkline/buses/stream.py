@@ -86,12 +86,14 @@ class Pumps:
         self._pumps.clear()
 
     async def _define_group(self, key: GroupKey, start: Start, policy: GroupOptions | None) -> None:
+        default, paused = GroupOptions(), False
+        if key.partition:  # it may be younger than the group, and then is as the first
+            first = key._replace(partition=0)
+            default, paused, exists = await self.store.update(first, _ways)
+            if exists and start == "latest":
+                start = "earliest"
         floor = await self._floor(key, start)
         _, end = await self.store.bounds(key.topic, key.partition)
-        default, paused = GroupOptions(), False
-        if key.partition:  # one that was added later is as the first
-            first = key._replace(partition=0)
-            default, paused = await self.store.update(first, lambda g: (g.options, g.paused))
 
         def define(group: Group) -> None:
             if not group.created:
@@ -367,7 +369,8 @@ class LocalSubscription:
             wanted = {self._topic: topics.get(self._topic, TopicOptions())}
         self._known |= wanted.keys()
         for name, options in wanted.items():
-            for partition in range(options.partitions):
+            # The first one last: where a group has it, what it lacks was added since.
+            for partition in reversed(range(options.partitions)):
                 key = GroupKey(name, partition, self._group)
                 if key not in self._pumps:
                     pump = await self._home.get(key, start, self._policy)
@@ -378,6 +381,10 @@ class LocalSubscription:
 
 def _name(key: GroupKey) -> str:
     return f"group {key.group} on {key.topic}"
+
+
+def _ways(group: Group) -> tuple[GroupOptions, bool, bool]:
+    return group.options, group.paused, group.created
 
 
 def _lag_of(group: Group, first: int, end: int) -> int:

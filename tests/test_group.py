@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from trunkline.errors import Conflict, InvalidOption, NotFound
-from trunkline.group import Group, Item, Lease, Saved, backoff_s, load
+from trunkline.group import Group, Item, Lease, Saved, load
 from trunkline.ops import AnyOp, Settled
-from trunkline.options import GroupOptions
+from trunkline.options import GroupOptions, backoff_s
 
 NEVER = float("inf")
 
@@ -409,6 +409,8 @@ def test_processes_that_share_a_group_never_hold_two_of_a_key(seed: int) -> None
                 group.fail(lease, now=now, delay_s=1.0)
             elif draw.random() < 0.3:
                 group.settle([lease.offset])
+            elif draw.random() < 0.1:
+                group.give_back([lease])
         if draw.random() < 0.02 and now < 40:
             group.redrive([draw.randrange(1, 25)])
         share(group)

@@ -104,6 +104,7 @@ class Group:
         self._lanes: dict[str, deque[int]] = {}
         self._passed: set[int] = set()  # ready, were not others of their lane before them by now
         self._late: set[int] = set()  # those in a lane that were delayed or redriven
+        self._moved = False  # whether one stands before others because it was begun
         self.blocked = False  # whether one that comes late waits for what the window does not hold
 
     def wants(self) -> int:
@@ -139,6 +140,7 @@ class Group:
         if begun or offset in self._late:
             while at and lane[at - 1] not in self.attempts and (begun or lane[at - 1] > offset):
                 at -= 1
+            self._moved = self._moved or (begun and at < len(lane))
             self._passed.update((offset,) if at else (*lane,)[:1])
         lane.insert(at, offset)
         if at == 0:
@@ -150,6 +152,9 @@ class Group:
         item = self.window.get(offset)
         if item is None or (name := self._lane_of(item)) is None:
             return
+        if item.not_before > 0 or offset in self.again:  # it was due there before it was here
+            self._delayed = [entry for entry in self._delayed if entry[1] != offset]
+            heapq.heapify(self._delayed)
         lane = self._lanes.setdefault(name, deque())
         if not lane or lane[0] != offset:
             if offset in lane:
@@ -165,7 +170,7 @@ class Group:
 
     def _line_up(self) -> None:
         """Let all that is due stand in line anew."""
-        self._ready, self._lanes, self._passed = ([], [], [], []), {}, set()
+        self._ready, self._lanes, self._passed, self._moved = ([], [], [], []), {}, set(), False
         delayed = {offset for _, offset in self._delayed}
         for offset in sorted(self.window.keys() - delayed):
             self._enter(self.window[offset])
@@ -442,12 +447,12 @@ class Group:
                 for first, last in op.offsets:
                     for offset in range(first, last + 1):
                         self.leases.pop(offset, None)
-                        left = self.attempts.get(offset, 1) - 1
+                        left = self.attempts.pop(offset, 1) - 1
                         if left:
                             self.attempts[offset] = left
-                        else:
-                            self.attempts.pop(offset, None)
                         self._wait(offset, 0.0)
+                if self._moved:  # what is begun no more stands where its offset says
+                    self._line_up()
             case Extended():
                 for first, last in op.offsets:
                     for offset in range(first, last + 1):
@@ -591,10 +596,3 @@ def load(saved: Saved) -> Group:
     for offset, at in saved.waiting:
         group._wait(offset, at)
     return group
-
-
-def backoff_s(options: GroupOptions, attempt: int, draw: float) -> float:
-    """Full jitter: ``draw`` in [0, 1) of the delay after the given failed attempt."""
-    # Far-out attempts would overflow; the cap is long reached by then.
-    delay = options.backoff_base_s * options.backoff_mult ** min(attempt - 1, 64)
-    return draw * min(delay, options.backoff_max_s)

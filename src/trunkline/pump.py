@@ -23,8 +23,8 @@ from trunkline.clock import Clock, Handle
 from trunkline.dead import write_letter
 from trunkline.errors import LockTimeout, OutOfRange, StorageFull, TrunklineError
 from trunkline.event import RANK, Event, Record
-from trunkline.group import Group, Item, Lease, Taken, backoff_s
-from trunkline.options import TtlPolicy
+from trunkline.group import Group, Item, Lease, Taken
+from trunkline.options import TtlPolicy, backoff_s
 from trunkline.ranges import compress
 from trunkline.store import GroupKey, Store
 from trunkline.topics import dead_topic

@@ -88,6 +88,23 @@ def test_what_another_process_writes_is_news(tmp_path: Path, places: list[str]) 
     theirs.close()
 
 
+@pytest.mark.parametrize("count", [1, 15, 100])
+def test_a_few_looks_see_every_group(tmp_path: Path, count: int) -> None:
+    ours, theirs = Folder(str(tmp_path / "bus")), Folder(str(tmp_path / "bus"))
+    keys = [KEY._replace(group=f"g{number}") for number in range(count)]
+    for key in keys:
+        ours.step(key, lambda group: group.define(GroupOptions(), 0))
+    for key in (keys[0], keys[-1]):
+        theirs.step(key, lambda group: group.seek(1))
+        looks = [ours.noticed(turn) for turn in range(5)]
+        assert {""} in looks
+        assert (looks[0] == {""}) or count == 100
+        ours.step(key, lambda group: group.floor)
+        assert not any(ours.noticed(turn) for turn in range(5))
+    ours.close()
+    theirs.close()
+
+
 def test_news_beneath_own_writes_are_news(tmp_path: Path, places: list[str]) -> None:
     ours, theirs = Folder(str(tmp_path / "bus")), Folder(str(tmp_path / "bus"))
     watch = Inotify(places)

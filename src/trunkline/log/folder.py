@@ -47,6 +47,7 @@ from trunkline.topics import check_group, check_topic, is_dead
 T = TypeVar("T")
 
 _DEFAULT = TopicOptions()
+_AT_A_LOOK, _TURNS = 16, 5  # groups, as long as five turns will do for all of them
 _folders: weakref.WeakSet[Folder] = weakref.WeakSet()
 
 
@@ -368,9 +369,12 @@ class Folder:
                 found.add("")
         return found
 
-    def noticed(self) -> set[str]:
-        """The same by looking, for what no file tells: that a member is no more."""
-        files = list(self._groups.values())
+    def noticed(self, turn: int = 0) -> set[str]:
+        """The same by looking, for what no file tells: that a member is no more. Where there are
+        many groups each turn looks at some of them, so as to hold up nobody for long.
+        """
+        turns = min(1 + len(self._groups) // _AT_A_LOOK, _TURNS)
+        files = list(self._groups.values())[turn % turns :: turns]
         found = {topic for (topic, _), reader in self._readers.items() if reader.is_behind()}
         holders = {member for file in files for member in file.group.holders()} - {self.member}
         if any(file.is_behind() for file in files) or not all(map(self.is_alive, holders)):

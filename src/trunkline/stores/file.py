@@ -392,7 +392,7 @@ class FileStore:
                 if watch is None or turn % _FALSE_RINGS == 0:
                     self.bell.ring(None)
                 else:
-                    self._ring(self.folder.noticed())
+                    self._ring(self.folder.noticed(turn))
         finally:
             if watch is not None:
                 loop.remove_reader(watch.fd)

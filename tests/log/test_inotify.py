@@ -96,11 +96,11 @@ def test_a_few_looks_see_every_group(tmp_path: Path, count: int) -> None:
         ours.step(key, lambda group: group.define(GroupOptions(), 0))
     for key in (keys[0], keys[-1]):
         theirs.step(key, lambda group: group.seek(1))
-        looks = [ours.noticed(turn) for turn in range(5)]
-        assert {""} in looks
-        assert (looks[0] == {""}) or count == 100
+        looks = ["" in ours.noticed(turn) for turn in range(5)]
+        assert any(looks)
+        assert looks[0] or count == 100
         ours.step(key, lambda group: group.floor)
-        assert not any(ours.noticed(turn) for turn in range(5))
+        assert not any("" in ours.noticed(turn) for turn in range(5))
     ours.close()
     theirs.close()
 

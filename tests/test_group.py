@@ -11,7 +11,8 @@ import pytest
 from trunkline.errors import Conflict, InvalidOption, NotFound
 from trunkline.group import Group, Item, Lease, Saved, load
 from trunkline.ops import AnyOp, Settled
-from trunkline.options import GroupOptions, backoff_s
+from trunkline.options import GroupOptions
+from trunkline.pump import backoff_s
 
 NEVER = float("inf")
 

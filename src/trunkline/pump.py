@@ -24,7 +24,7 @@ from trunkline.dead import write_letter
 from trunkline.errors import LockTimeout, OutOfRange, StorageFull, TrunklineError
 from trunkline.event import RANK, Event, Record
 from trunkline.group import Group, Item, Lease, Taken
-from trunkline.options import TtlPolicy, backoff_s
+from trunkline.options import GroupOptions, TtlPolicy
 from trunkline.ranges import compress
 from trunkline.store import GroupKey, Store
 from trunkline.topics import dead_topic
@@ -491,3 +491,10 @@ class Pump:
                 self._buried = buried + self._buried
                 raise
         self._written += offsets
+
+
+def backoff_s(options: GroupOptions, attempt: int, draw: float) -> float:
+    """Full jitter: ``draw`` in [0, 1) of the delay after the given failed attempt."""
+    # Far-out attempts would overflow; the cap is long reached by then.
+    delay = options.backoff_base_s * options.backoff_mult ** min(attempt - 1, 64)
+    return draw * min(delay, options.backoff_max_s)

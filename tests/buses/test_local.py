@@ -272,3 +272,19 @@ async def test_a_dead_letter_topic_takes_letters_alone(bus: LocalBus) -> None:
     with pytest.raises(InvalidEvent, match="not a dead letter"):
         await bus.publish("orders.DLQ", 1)
     assert len(await bus.read("orders.DLQ")) == 2
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+async def test_partitions_that_were_added_meanwhile_are_new_from_their_first_record(
+    kind: str, tmp_path: Path
+) -> None:
+    async with trunkline.connect("memory:" if kind == "memory" else f"file:{tmp_path}") as bus:
+        await bus.define("orders", partitions=2)
+        await bus.publish_many("orders", [-1, -2, -3, -4])
+        async with bus.subscribe("orders", group="billing", start="latest"):
+            pass
+        await bus.define("orders", partitions=4)
+        await bus.publish_many("orders", list(range(8)))
+        async with bus.subscribe("orders", group="billing", start="latest") as stream:
+            got = [(await soon(stream)).event.payload for _ in range(8)]
+    assert sorted(got) == list(range(8))

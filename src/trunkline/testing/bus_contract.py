@@ -496,20 +496,6 @@ class BusContract(BusFixtures):
             assert payloads(await self.now(stream)) == [3]
             await self.check_quiet(stream, clock)
 
-    async def test_partitions_that_were_added_meanwhile_are_new_from_their_first_record(
-        self, bus: AppBus, clock: AnyClock
-    ) -> None:
-        self.need("partitions")
-        await bus.define("orders", partitions=2)
-        await bus.publish_many("orders", [-1, -2, -3, -4])
-        async with bus.subscribe("orders", group="billing", start="latest") as stream:
-            await self.check_quiet(stream, clock)
-        await bus.define("orders", partitions=4)
-        await bus.publish_many("orders", list(range(8)))
-        async with bus.subscribe("orders", group="billing", start="latest") as stream:
-            assert sorted(payloads(await self.now(stream, 8))) == list(range(8))
-            await self.check_quiet(stream, clock)
-
     async def test_a_pattern_takes_in_topics_that_come_later(
         self, bus: AppBus, clock: AnyClock
     ) -> None:

@@ -8,6 +8,7 @@ end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -94,7 +95,8 @@ class Victim:
                 time.sleep(0.01)
         while family := in_session(leader):
             for pid in family:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it ended by itself since
+                    os.kill(pid, signal.SIGKILL)
             self.process.poll()
             time.sleep(0.01)
         self.process.wait()

@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sized
 from datetime import datetime
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from msgspec.json import encode
@@ -39,6 +40,7 @@ _ACK_S = 0.005
 _RETRY_S = 0.2
 _LOOK_S = 10.0  # the wall clock may be set meanwhile, and what it made far is then near
 _CLOSE_S = 1.0
+_TURN_S = 0.001
 
 
 class Outlet(Protocol):
@@ -62,6 +64,29 @@ class Hooks(NamedTuple):
     dead: Callable[[GroupKey, Record, str, str], None] | None = None
 
 
+class Turns:
+    """Lets pumps that have long to go take turns: together they hold up the loop no longer than
+    one of them does, however many there are, and who keeps up with the log goes first.
+    """
+
+    def __init__(self) -> None:
+        self._ends: float | None = None
+
+    async def wait(self) -> None:
+        """Until a turn of the loop in which there is time left."""
+        while True:
+            now = perf_counter()
+            if self._ends is None:
+                self._ends = now + _TURN_S
+                asyncio.get_running_loop().call_soon(self._end)
+            if now < self._ends:
+                return
+            await asyncio.sleep(0)
+
+    def _end(self) -> None:
+        self._ends = None
+
+
 class _Dead(NamedTuple):
     lease: Lease
     reason: str
@@ -78,9 +103,11 @@ class Pump:
         draw: Callable[[], float] = random.random,
         hooks: Hooks = Hooks(),
         others: Sized = (),
+        turns: Turns | None = None,
     ) -> None:
         self.key = key
         self._others = others
+        self._turns = turns or Turns()
         self._store = store
         self._ttl = ttl
         self._clock = clock
@@ -91,6 +118,7 @@ class Pump:
         self._group: Group | None = None
         self._records: dict[int, Record] = {}
         self._weight = 0  # about how many bytes one of them takes
+        self._keeps = 0  # how many may be kept
         self._ahead: list[Record] = []
         self._ahead_from = 0
         self._gap_to = 0
@@ -181,7 +209,10 @@ class Pump:
     def _is_full(self) -> bool:
         """Whether more is known than anybody here has room for; room that is made wakes."""
         group = self._group
-        return group is not None and group.available() >= _SPARE_RECORDS and self._room() <= 0
+        if group is None or self._room() > 0:
+            return False
+        available = group.available()
+        return available >= _SPARE_RECORDS or (available > 0 and not self._may_keep())
 
     # -- what deliveries say -------------------------------------------------------------------
 
@@ -224,6 +255,8 @@ class Pump:
     async def _run(self) -> None:
         while not self._closing:
             self._wake.clear()
+            if self._more or (self._group is not None and self._group.available()):
+                await self._turns.wait()
             try:
                 again = await self._round()
             except (StorageFull, LockTimeout) as error:
@@ -310,10 +343,15 @@ class Pump:
         if strays := group.strays():
             await self._fetch(strays)
             self._gone.update(offset for offset in strays if offset not in self._records)
+        room = self._room()
+        all_of_it = self._weight * max(1, len(self._others))
+        small = _AHEAD_BYTES // all_of_it if all_of_it else _SPARE_RECORDS
+        self._keeps = max(1, room, small)
         if self._ahead or self._has_enough():
             return
         topic, partition, _ = self.key
-        limit = min(group.wants(), _READ_RECORDS)
+        limit = max(1, room, self._keeps - len(self._records))
+        limit = min(group.wants(), _READ_RECORDS, limit)
         try:
             self._ahead = await self._store.read(topic, partition, group.read_to, limit)
             self._ahead_from = group.read_to
@@ -343,7 +381,7 @@ class Pump:
 
     def _may_keep(self) -> bool:
         """Whether what was read ahead is still small; else it is read again when it is due."""
-        return len(self._records) * self._weight * max(1, len(self._others)) < _AHEAD_BYTES
+        return len(self._records) < self._keeps
 
     async def _fetch(self, offsets: Iterable[int]) -> None:
         """Read those of ``offsets`` that are not here; the log may no longer have some."""

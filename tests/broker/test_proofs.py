@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import random
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
@@ -214,6 +217,32 @@ async def stalled(url: str, group: str, stack: contextlib.AsyncExitStack) -> Any
     return made
 
 
+def _stall_many(url: str, consumers: int, ready: Event, enough: Event) -> None:
+    async def stall() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for number in range(consumers):
+                await stalled(url, f"stalled-{number}", stack)
+            ready.set()
+            await asyncio.to_thread(enough.wait)
+
+    asyncio.run(stall())
+
+
+@contextlib.asynccontextmanager
+async def stalled_elsewhere(url: str, consumers: int) -> AsyncIterator[None]:
+    """Consumers in a process of their own, so that they hold up nobody by being let go."""
+    spawn = multiprocessing.get_context("spawn")
+    ready, enough = spawn.Event(), spawn.Event()
+    child = spawn.Process(target=_stall_many, args=(url, consumers, ready, enough))
+    child.start()
+    try:
+        assert await asyncio.to_thread(ready.wait, 60)
+        yield
+    finally:
+        enough.set()
+        await asyncio.to_thread(child.join)
+
+
 async def _stall(tmp_path: Path, consumers: int, *flags: str) -> dict[str, float]:
     async with running(tmp_path, *flags) as broker, contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(RemoteBus(broker.url))
@@ -241,8 +270,7 @@ async def _stall(tmp_path: Path, consumers: int, *flags: str) -> dict[str, float
         await traffic(400)
         baseline = p99_ms()
         before = resident_mb(broker.pid)
-        for number in range(consumers):
-            await stalled(broker.url, f"stalled-{number}", stack)
+        await stack.enter_async_context(stalled_elsewhere(broker.url, consumers))
         peak = before
         async with httpx.AsyncClient(base_url=broker.http, trust_env=False) as http:
             for _ in range(20):

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 5
 _BACKLOG = 2048
 _TICK_S = 1.0
-_SEND_BYTES = 256 * 1024
+_UNSENT_BYTES = 64 * 1024
 
 
 class Broker:
@@ -233,8 +233,9 @@ def _bound(options: BrokerOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Connections inherit it. What the kernel holds for a consumer that does not read is bound too.
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+    # Connections inherit it: what the kernel holds for a consumer that does not read is bound, too,
+    # and what is on its way to one that is quick and far away is not.
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     try:
         made.bind((options.host, options.port))
     except OSError as error:

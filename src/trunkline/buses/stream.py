@@ -19,7 +19,7 @@ from trunkline.errors import Closed, Conflict, InvalidFilter, TrunklineError
 from trunkline.event import Event, Record
 from trunkline.group import Group, Lease
 from trunkline.options import Flow, GroupOptions, TopicOptions
-from trunkline.pump import Hooks, Pump
+from trunkline.pump import Hooks, Pump, Turns
 from trunkline.store import GroupKey, Store
 from trunkline.topics import is_dead, is_pattern, matches
 
@@ -36,6 +36,7 @@ class Pumps:
         self._clock = clock
         self._draw = draw
         self._hooks = hooks
+        self._turns = Turns()
         self._pumps: dict[GroupKey, Pump] = {}
 
     def __iter__(self) -> Iterator[GroupKey]:
@@ -55,7 +56,16 @@ class Pumps:
         found = self._pumps.get(key)  # only now: it may have been closed meanwhile
         if found is None:
             ttl = options.ttl_policy
-            found = Pump(self.store, key, ttl, self._clock, self._draw, self._hooks, self._pumps)
+            found = Pump(
+                self.store,
+                key,
+                ttl,
+                self._clock,
+                self._draw,
+                self._hooks,
+                self._pumps,
+                self._turns,
+            )
             self._pumps[key] = found
         return found
 
@@ -143,6 +153,7 @@ class LocalSubscription:
         self._queue: deque[tuple[Delivery, float]] = deque()  # with the time it came
         self._open: dict[Delivery, Pump] = {}
         self._arrived = asyncio.Event()
+        self._turns = Turns()
         self._pumps: dict[GroupKey, Pump] = {}
         self._error: BaseException | None = None
         self._draining = False

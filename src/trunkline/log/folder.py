@@ -361,11 +361,11 @@ class Folder:
                 writer = self._writers.get(place)
                 if writer is None or writer.is_behind():
                     found.add(place[0])
-            elif kind == "journal" and (key := layout.parse_group_stem(stem)):
+            elif kind in ("journal", "json") and (key := layout.parse_group_stem(stem)):
                 file = self._groups.get(GroupKey(*key))
                 if file is not None and file.is_behind():
                     found.add("")
-            elif kind not in ("jsonl", "index", "lock"):  # what is in a log shows in its head
+            elif kind not in ("jsonl", "index", "lock", "tmp"):  # a log's news are in its head
                 found.add("")
         return found
 

@@ -38,7 +38,7 @@ _THREADS = 4
 _SYNC_WEIGHT = 0.1
 _TURNS = 4  # of the loop, from a commit to its records being on their way to subscribers,
 _TURNS_S = 0.0005  # which takes about as long
-_FALSE_RINGS = 20  # one in so many polls
+_FALSE_RINGS = 20  # polls, until each listener was reminded
 _LOCK_S = 0.005  # between two looks at a group that another process has locked
 
 
@@ -389,9 +389,10 @@ class FileStore:
         try:
             for turn in itertools.count(1):
                 await asyncio.sleep(self.options.poll_s)
-                if watch is None or turn % _FALSE_RINGS == 0:
+                if watch is None:
                     self.bell.ring(None)
                 else:
+                    self.bell.remind(turn, _FALSE_RINGS)
                     self._ring(self.folder.noticed(turn))
         finally:
             if watch is not None:

@@ -55,6 +55,13 @@ def test_what_names_no_bus_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+async def test_a_whole_event_is_not_changed_on_its_way(bus: LocalBus) -> None:
+    with pytest.raises(InvalidEvent, match="and ttl_s besides"):
+        await bus.publish_many("orders", [Event(topic="orders")], ttl_s=1)
+    with pytest.raises(InvalidEvent, match="and delay_s besides"):
+        await bus.publish(Event(topic="orders"), delay_s=1)
+
+
 @pytest.mark.parametrize("start", [-1, True, None, "first", 1.5])
 async def test_what_is_no_start_is_refused(bus: LocalBus, start: Any) -> None:
     with pytest.raises(InvalidOption):
@@ -288,3 +295,14 @@ async def test_partitions_that_were_added_meanwhile_are_new_from_their_first_rec
         async with bus.subscribe("orders", group="billing", start="latest") as stream:
             got = [(await soon(stream)).event.payload for _ in range(8)]
     assert sorted(got) == list(range(8))
+
+
+async def test_a_member_that_has_too_many_takes_no_room_from_the_others(bus: LocalBus) -> None:
+    await bus.publish_many("orders", list(range(10)))
+    async with (
+        bus.subscribe("orders", group="billing") as first,
+        bus.subscribe("orders", group="billing") as second,
+    ):
+        held = [await soon(first) for _ in range(3)]
+        first.resize(1)
+        assert (await soon(second)).offset not in {delivery.offset for delivery in held}

@@ -153,7 +153,6 @@ class LocalSubscription:
         self._queue: deque[tuple[Delivery, float]] = deque()  # with the time it came
         self._open: dict[Delivery, Pump] = {}
         self._arrived = asyncio.Event()
-        self._turns = Turns()
         self._pumps: dict[GroupKey, Pump] = {}
         self._error: BaseException | None = None
         self._draining = False
@@ -295,7 +294,8 @@ class LocalSubscription:
         if self._draining:
             return 0
         room, ahead = self._room - len(self._open), self._ahead.room() - len(self._queue)
-        return room if room < ahead else ahead  # asked for with every record
+        room = room if room < ahead else ahead  # asked for with every record
+        return room if room > 0 else 0  # one that has too many takes nothing from the others
 
     async def aclose(self) -> None:
         await self.close()

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -126,12 +126,18 @@ class BusBase(ABC):
         check_event(event, self._limits)
         return event
 
+    def _whole(self, event: Event, payload: Any, fields: dict[str, Any]) -> Event:
+        _refuse_fields(fields if payload is None else {"payload", *fields})
+        check_event(event, self._limits)
+        return event
+
     def _events(self, topic: str, payloads: Sequence[Any], fields: dict[str, Any]) -> list[Event]:
         """A batch of values, or of whole events."""
         check_topic(topic)
         if not payloads:
             return []
         if any(isinstance(payload, Event) for payload in payloads):
+            _refuse_fields(fields)
             check_events(topic, payloads, self._limits)
             return list(payloads)
         extra = self._fields(fields)
@@ -349,6 +355,15 @@ def only(error: BaseException | None) -> BaseException:
         error = error.exceptions[0]
     assert error is not None
     return error
+
+
+def _refuse_fields(fields: Collection[str]) -> None:
+    for name in fields:
+        raise InvalidEvent(
+            f"a whole event was given, and {name} besides",
+            field=name,
+            hint="msgspec.structs.replace(event, ...) makes an event with other fields",
+        )
 
 
 def _span(delay_s: Any) -> timedelta:

@@ -12,7 +12,7 @@ from trunkline.buses.stream import LocalSubscription, Pumps
 from trunkline.clock import Clock, SystemClock
 from trunkline.dead import Desk, check_member
 from trunkline.errors import InvalidEvent
-from trunkline.event import Event, Receipt, Record, check_event
+from trunkline.event import Event, Receipt, Record
 from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, make
 from trunkline.pump import Hooks
 from trunkline.store import Store
@@ -52,8 +52,7 @@ class LocalBus(BusBase):
         if type(topic) is str and topic in self._checked and not fields:  # by far most often
             event = Event(topic=topic, payload=payload, ts=self.clock.now())
         elif isinstance(topic, Event):
-            event = topic
-            check_event(event, self._limits)
+            event = self._whole(topic, payload, fields)
         else:
             event = self._event(topic, payload, fields)
             if not is_dead(event.topic):  # there each event is looked at

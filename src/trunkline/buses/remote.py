@@ -30,7 +30,7 @@ from trunkline.errors import (
     InvalidFilter,
     TrunklineError,
 )
-from trunkline.event import Event, Receipt, Record, check_event, check_value
+from trunkline.event import Event, Receipt, Record, check_value
 from trunkline.frames import (
     Failure,
     From,
@@ -85,8 +85,7 @@ class RemoteBus(BusBase):
         ``delay_s``.
         """
         if isinstance(topic, Event):
-            event = topic
-            check_event(event, self._limits)
+            event = self._whole(topic, payload, fields)
         elif fields:
             event = self._event(topic, payload, fields)
         else:

@@ -38,7 +38,7 @@ from trunkline.errors import (
 from trunkline.event import Event
 from trunkline.testing.bus_fixtures import AnyClock, AppBus, BusFixtures, Connect, payloads
 
-BAD_INPUT: dict[str, tuple[str, Any, dict[str, Any]]] = {
+BAD_INPUT: dict[str, tuple[str | Event, Any, dict[str, Any]]] = {
     "path": ("a/b", 1, {}),
     "reserved": ("a__b", 1, {}),
     "pattern": ("a.*", 1, {}),
@@ -51,6 +51,7 @@ BAD_INPUT: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "key": ("orders", 1, {"key": 7}),
     "delay": ("orders", 1, {"delay_s": "soon"}),
     "headers": ("orders", 1, {"headers": {"a": 1}}),
+    "whole": (Event(topic="orders"), 1, {}),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from trunkline.errors import Corrupt, StorageFull
 from trunkline.event import Event, Receipt, Record
 from trunkline.group import Group
 from trunkline.options import GroupOptions
-from trunkline.pump import Hooks
+from trunkline.pump import Hooks, Turns
 from trunkline.store import GroupKey
 from trunkline.stores.memory import MemoryStore
 from trunkline.testing import ManualClock
@@ -346,3 +347,66 @@ async def test_what_others_settled_is_not_kept(bus: LocalBus, store: Scripted) -
             await delivery.ack()
         (pump,) = bus._pumps._pumps.values()
         assert len(pump._records) <= 3000
+
+
+async def test_many_groups_read_no_more_than_may_be_kept(bus: LocalBus, store: Scripted) -> None:
+    await bus.publish_many("orders", ["x" * 20_000] * 400)
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(30):
+            store.reads.clear()
+            stream = bus.subscribe("orders", group=f"g{number}", start="earliest", max_inflight=4)
+            await stack.enter_async_context(stream)
+            assert (await soon(stream)).offset == 1
+        await asyncio.sleep(0)
+        assert sum(limit for _, limit in store.reads) < 100
+
+
+@pytest.mark.parametrize("ahead", [{}, {"delay_s": 60.0}, {"ttl_s": 30.0}])
+async def test_records_too_heavy_to_be_kept_arrive_all_the_same(
+    bus: LocalBus, clock: ManualClock, ahead: dict[str, Any]
+) -> None:
+    await bus.publish_many("orders", ["x" * 300_000] * 3, **ahead)
+    await bus.publish_many("orders", ["y" * 300_000] * 6)
+    clock.advance(40)
+    async with contextlib.AsyncExitStack() as stack:
+        streams = [
+            await stack.enter_async_context(
+                bus.subscribe("orders", group=f"g{number}", start="earliest", max_inflight=2)
+            )
+            for number in range(12)
+        ]
+        for stream in streams:
+            for _ in range(6):
+                delivery = await soon(stream)
+                await delivery.ack()
+        clock.advance(20)
+        for stream in streams:
+            for _ in range(0 if "ttl_s" in ahead else 3):
+                await (await soon(stream)).ack()
+    floors = [
+        await bus.store.update(KEY._replace(group=f"g{number}"), lambda group: group.floor)
+        for number in range(12)
+    ]
+    assert floors == [9] * 12
+
+
+async def test_those_who_have_long_to_go_take_turns() -> None:
+    turns = Turns()
+    at_work: list[int] = []
+
+    async def work(number: int) -> None:
+        for _ in range(3):
+            await turns.wait()
+            at_work.append(number)
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.ensure_future(work(number)) for number in range(8)]
+    await asyncio.sleep(0)
+    tasks[5].cancel()
+    most = 0
+    while not all(task.done() for task in tasks):
+        before = len(at_work)
+        await asyncio.sleep(0)
+        most = max(most, len(at_work) - before)
+    assert most == 1
+    assert at_work == [0, 1, 2, 3, 4, 6, 7] * 3, "each has its turn before anyone has another"

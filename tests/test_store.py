@@ -84,6 +84,20 @@ def test_a_bell_rings_for_those_who_asked() -> None:
     bell.ignore(orders.append)
 
 
+def test_reminders_reach_everybody_in_turn() -> None:
+    bell = Bell()
+    heard: list[int] = []
+    for number in range(7):
+        bell.listen(lambda _, number=number: heard.append(number), "orders")  # type: ignore[misc]
+    counts = []
+    for turn in range(3):
+        before = len(heard)
+        bell.remind(turn, 3)
+        counts.append(len(heard) - before)
+    assert sorted(heard) == list(range(7))
+    assert max(counts) == 3
+
+
 def test_a_listener_may_leave_while_the_bell_rings() -> None:
     bell = Bell()
     heard: list[str | None] = []

@@ -14,7 +14,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sized
 from datetime import datetime
-from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from msgspec.json import encode
@@ -40,7 +39,6 @@ _ACK_S = 0.005
 _RETRY_S = 0.2
 _LOOK_S = 10.0  # the wall clock may be set meanwhile, and what it made far is then near
 _CLOSE_S = 1.0
-_TURN_S = 0.001
 
 
 class Outlet(Protocol):
@@ -65,26 +63,32 @@ class Hooks(NamedTuple):
 
 
 class Turns:
-    """Lets pumps that have long to go take turns: together they hold up the loop no longer than
-    one of them does, however many there are, and who keeps up with the log goes first.
+    """Lets pumps that have long to go take turns, one in each turn of the loop: together they hold
+    it up no longer than one of them does, and who keeps up with the log goes first.
     """
 
     def __init__(self) -> None:
-        self._ends: float | None = None
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._taken = False
 
     async def wait(self) -> None:
-        """Until a turn of the loop in which there is time left."""
-        while True:
-            now = perf_counter()
-            if self._ends is None:
-                self._ends = now + _TURN_S
-                asyncio.get_running_loop().call_soon(self._end)
-            if now < self._ends:
-                return
-            await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        if not self._taken:
+            self._taken = True
+            loop.call_soon(self._pass_on)
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
 
-    def _end(self) -> None:
-        self._ends = None
+    def _pass_on(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else it was cancelled
+                turn.set_result(None)
+                asyncio.get_running_loop().call_soon(self._pass_on)
+                return
+        self._taken = False
 
 
 class _Dead(NamedTuple):

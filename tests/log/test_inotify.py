@@ -13,7 +13,7 @@ from log.events import event
 from trunkline.event import encode_event
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.log.inotify import Change, Inotify
-from trunkline.options import GroupOptions, Limits
+from trunkline.options import GroupOptions, Limits, StoreOptions
 
 KEY = GroupKey("orders", 0, "billing")
 
@@ -69,6 +69,21 @@ def test_own_writes_are_no_news(tmp_path: Path, places: list[str]) -> None:
     folder.step(KEY, lambda group: group.seek(1))
 
     assert news(folder, watch) == set()
+    watch.close()
+    folder.close()
+
+
+def test_own_new_groups_and_their_snapshots_are_no_news(tmp_path: Path, places: list[str]) -> None:
+    folder = Folder(str(tmp_path / "bus"), StoreOptions(snapshot_bytes=1024))
+    publish(folder)
+    watch = Inotify(places)
+    folder.step(KEY, lambda group: group.define(GroupOptions(), 0))
+    for offset in range(1, 200):
+        folder.step(KEY, lambda group, offset=offset: group.seek(offset))  # type: ignore[misc]
+
+    changes = told(watch)
+    assert {change.name.rpartition(".")[2] for change in changes} >= {"journal", "json", "tmp"}
+    assert [change for change in changes if folder.heard([change])] == []
     watch.close()
     folder.close()
 

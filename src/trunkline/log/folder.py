@@ -47,6 +47,7 @@ from trunkline.topics import check_group, check_topic, is_dead
 T = TypeVar("T")
 
 _DEFAULT = TopicOptions()
+_NO_NEWS = ("jsonl", "index", "lock", "tmp", "bak")  # what is in a log shows in its head
 _AT_A_LOOK, _TURNS = 16, 5  # groups, as long as five turns will do for all of them
 _folders: weakref.WeakSet[Folder] = weakref.WeakSet()
 
@@ -220,7 +221,7 @@ class Folder:
             raise NotFound(f"there is no topic {name}", topic=name)
         for key in [key for key in self.groups() if key.topic == name]:
             self.remove_group(key)
-        for partition in range(self.topic(name).partitions):
+        for partition in range(self.topics()[name].partitions):
             writer = self.writer(name, partition)
             writer.begin()
             stem = layout.log_stem(name, partition)
@@ -365,7 +366,7 @@ class Folder:
                 file = self._groups.get(GroupKey(*key))
                 if file is not None and file.is_behind():
                     found.add("")
-            elif kind not in ("jsonl", "index", "lock", "tmp"):  # a log's news are in its head
+            elif kind not in _NO_NEWS:
                 found.add("")
         return found
 

@@ -89,6 +89,47 @@ def test_a_removed_topic_begins_anew(folder: Folder, opener: Opener) -> None:
         folder.remove_topic("never")
 
 
+def test_what_was_removed_elsewhere_is_never_written_to(folder: Folder, opener: Opener) -> None:
+    other = opener()
+    publish(folder, ["a"])
+    assert payloads(folder) == {1: "a"}
+    other.remove_topic(TOPIC)
+    publish(other, ["b"])  # a log of the very same length
+    assert publish(folder, ["c"]) == [2]
+    assert payloads(folder) == payloads(opener()) == {1: "b", 2: "c"}
+
+
+def test_what_was_removed_elsewhere_is_never_read_again(folder: Folder, opener: Opener) -> None:
+    other = opener()
+    publish(folder, ["a1", "a2", "a3"])
+    assert payloads(folder) == {1: "a1", 2: "a2", 3: "a3"}
+    other.remove_topic(TOPIC)
+    assert payloads(folder) == {}
+    publish(other, ["b1", "b2"])
+    assert payloads(folder) == {1: "b1", 2: "b2"}
+
+
+def test_a_removed_topic_has_seen_no_key(folder: Folder, opener: Opener) -> None:
+    options, other = TopicOptions(dedup_window_s=60.0), opener()
+    folder.define(TOPIC, options)
+    put(folder, event(1, idem_key="k"))
+    other.remove_topic(TOPIC)
+    other.define(TOPIC, options)
+    publish(other, ["x", "y"])
+    assert put(folder, event(2, idem_key="k")).duplicates == {}
+    assert payloads(folder) == {1: "x", 2: "y", 3: 2}
+
+
+def test_all_partitions_go_with_a_topic_whose_options_were_lost(folder: Folder, root: str) -> None:
+    folder.define(TOPIC, TopicOptions(partitions=3))
+    for partition in range(3):
+        folder.append(TOPIC, partition, [encode_event(event(1), Limits())], [event(1)])
+    os.unlink(f"{root}/topics.json")
+    folder.remove_topic(TOPIC)
+    assert folder.topics() == {}
+    assert os.listdir(f"{root}/wal") == []
+
+
 def test_a_batch_is_whole_or_not_there(folder: Folder, root: str, opener: Opener) -> None:
     put(folder, *(event(n) for n in range(3)))
     size = os.stat(f"{root}/wal/t.00000001.jsonl").st_size

@@ -79,6 +79,7 @@ class HeadFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self.fd = -1
+        self.opened = 0  # how often; once more means that the log was removed meanwhile
         self._seen: tuple[bytes, Head | None] = (b"", None)
         self._is_poisoned = False
 
@@ -97,6 +98,7 @@ class HeadFile:
                 self.fd = atomic.create_file(self.path)
             except FileExistsError:
                 self.fd = atomic.open_file(self.path, os.O_RDWR)
+        self.opened += 1
         return True
 
     def _open(self, *, may_write: bool) -> int:

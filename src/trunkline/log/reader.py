@@ -65,11 +65,15 @@ class PartitionReader:
         self._segments: list[Segment] = []
         self._places: dict[int, tuple[Segment, int]] = {}
         self._corrected: tuple[Head | None, Head] = (None, Head())
+        self._opened = 0
         self._checked = False
 
     def head(self) -> Head:
         """Where the log ends now."""
         head = self._file.load() if self._file.open(create=False) else None
+        if self._file.opened != self._opened:  # removed, and perhaps made anew: other files
+            self._opened, self._checked = self._file.opened, False
+            self.forget()
         if head is None:
             segments = list_segments(self._root, self._stem)
             return survey(segments, None).head if segments else Head()

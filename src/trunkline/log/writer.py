@@ -63,6 +63,7 @@ class PartitionWriter:
         self._clock = clock
         self._stem = layout.log_stem(topic, partition)
         self._head = HeadFile(os.path.join(root, self._stem + ".head"))
+        self._opened = 0
         self._fd = -1
         self._number = 0
         self._index = -1
@@ -108,6 +109,8 @@ class PartitionWriter:
             raise LockTimeout(f"{self.topic}/{self.partition} is locked by another thread")
         try:
             self._head.lock(timeout_s)
+            if self._head.opened != self._opened:
+                self._start_over()
             head = self._head.load()
             if head is None or not self._fits(head):
                 head = self._recover(head)
@@ -118,6 +121,13 @@ class PartitionWriter:
         except BaseException:
             self.end()
             raise
+
+    def _start_over(self) -> None:
+        """Another process removed the topic: what is held here are files without a name."""
+        self._opened = self._head.opened
+        self._close_segment()
+        self._recent = Recent(self._root, self.topic, self.partition)
+        self._wrote = False
 
     def end(self) -> None:
         self._head.unlock()

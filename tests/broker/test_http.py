@@ -97,6 +97,26 @@ class TestTopics:
         (group,) = (await http.get("/topics/t/groups/g")).json()["partitions"]
         assert group["policy"] == {"max_retries": 1}
 
+    async def test_a_group_by_a_pattern_has_the_policy_of_each_topic(
+        self, http: httpx.AsyncClient, one: Any
+    ) -> None:
+        await http.post("/topics", json={"topic": "jobs.a", "maxAttempts": 2, "partitions": 2})
+        await one.subscribe("jobs.*", "g")
+        await http.post("/topics", json={"topic": "jobs.b", "ackTimeoutMs": 50})
+        for topic, policy in (("jobs.a", {"max_retries": 1}), ("jobs.b", {"ack_timeout_s": 0.05})):
+
+            async def policies(topic: str = topic) -> Any:
+                found = (await http.get(f"/topics/{topic}/groups/g")).json().get("partitions", [])
+                return [one["policy"] for one in found]
+
+            assert all(one == policy for one in await until(policies)), topic
+
+    async def test_what_cannot_be_defined_changes_no_policy(self, http: httpx.AsyncClient) -> None:
+        await http.post("/topics", json={"topic": "t", "partitions": 2, "maxAttempts": 2})
+        done = await http.post("/topics", json={"topic": "t", "partitions": 1, "maxAttempts": 9})
+        assert done.status_code == 409
+        assert (await http.get("/topics/t")).json()["maxAttempts"] == 2
+
     async def test_offsets_show_bounds_and_groups(self, http: httpx.AsyncClient, one: Any) -> None:
         for n in range(3):
             await publish(http, "t", n)

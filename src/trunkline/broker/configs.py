@@ -71,8 +71,8 @@ class Configs:
             found = [self.get(topic)]
         return all(_lists(config, agent, action) for config in found)
 
-    def policy(self, topic: str, ack_timeout_s: float | None) -> GroupOptions | None:
-        """The policy of a group that is made without one; None for the default."""
+    def policy(self, topic: str, ack_timeout_s: float | None) -> GroupOptions:
+        """The policy of a group that is made without one."""
         config = self.get(topic)
         values: dict[str, Any] = {}
         if config.ack_timeout_ms is not None:
@@ -81,7 +81,7 @@ class Configs:
             values["ack_timeout_s"] = ack_timeout_s
         if config.max_attempts is not None:
             values["max_retries"] = config.max_attempts - 1
-        return GroupOptions(**values) if values else None
+        return GroupOptions(**values)
 
 
 def _lists(config: Config, agent: str, action: str) -> bool:

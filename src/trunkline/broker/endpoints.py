@@ -67,9 +67,10 @@ async def create_topic(ask: Ask) -> Response:
     if asked.retention_ms is not None:
         values["retention_age_s"] = asked.retention_ms / 1000
     make(TopicOptions, values)
-    await bus.define(name, **values)
-    before = ask.hub.configs.get(name)
-    await ask.hub.configs.set(
+    configs = ask.hub.configs
+    before = configs.get(name)
+    # First: who waits for the topic must not find it without its rules.
+    await configs.set(
         Config(
             name,
             asked.max_attempts or before.max_attempts,
@@ -78,6 +79,11 @@ async def create_topic(ask: Ask) -> Response:
             before.subscribe_acl if asked.subscribe_acl is None else asked.subscribe_acl,
         )
     )
+    try:
+        await bus.define(name, **values)
+    except TrunklineError:
+        await configs.set(before)
+        raise
     return reply(await _topic(ask, name), 201 if have is None else 200)
 
 

@@ -25,7 +25,6 @@ from trunkline.options import GroupOptions
 from trunkline.outbox import publish_once
 from trunkline.schemas import Registry
 from trunkline.system import Counts, System
-from trunkline.topics import matches
 
 logger = logging.getLogger(__name__)
 
@@ -194,15 +193,9 @@ class Hub:
             await asyncio.wait(ahead)
         return await publish_once(self.bus.store, self._publish, topic, events)
 
-    async def policy(self, topic: str, group: str) -> GroupOptions | None:
-        """What a group that nobody has made yet gets; None if it exists and keeps its own."""
-        wanted = self.configs.policy(topic, self.options.ack_timeout_s)
-        if wanted is None or any(
-            key.group == group and matches(topic, key.topic)
-            for key in await self.bus.store.groups()
-        ):
-            return None
-        return wanted
+    def policy(self, topic: str) -> GroupOptions:
+        """What a group that nobody has made yet gets."""
+        return self.configs.policy(topic, self.options.ack_timeout_s)
 
     def denied(self, who: Principal, action: str, topic: str, group: str = "") -> None:
         self.counts.denied += 1

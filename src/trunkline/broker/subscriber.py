@@ -95,18 +95,15 @@ class Subscriber:
 
     async def start(self) -> None:
         frame = self.frame
-        if frame.policy is not None:
-            policy: GroupOptions | None = make(GroupOptions, frame.policy)
-        else:
-            policy = await self._hub.policy(frame.topic, frame.group)
         self.subscription = self._hub.bus.subscribe(
             frame.topic,
             group=frame.group,
             start=_start(frame.start),
-            policy=policy,
+            policy=None if frame.policy is None else make(GroupOptions, frame.policy),
             max_inflight=self._window,
             where=self._match,
         )
+        self.subscription.default = self._hub.policy
         await self.subscription.__aenter__()
         if frame.batch:
             self._session.batch = True

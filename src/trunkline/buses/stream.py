@@ -25,6 +25,13 @@ from trunkline.topics import is_dead, is_pattern, matches
 
 _FIND_S = 0.25  # new topics are rare, rings are not
 
+# What a group of a topic is to be, if it is made by a subscription that does not say so itself.
+Default = Callable[[str], GroupOptions]
+
+
+def _plain(_topic: str) -> GroupOptions:
+    return GroupOptions()
+
 
 class Pumps:
     """The pumps of this process, one for each group and partition that somebody listens to."""
@@ -45,10 +52,12 @@ class Pumps:
     def __len__(self) -> int:
         return len(self._pumps)
 
-    async def get(self, key: GroupKey, start: Start, policy: GroupOptions | None) -> Pump:
+    async def get(
+        self, key: GroupKey, start: Start, policy: GroupOptions | None, default: Default
+    ) -> Pump:
         """The pump of one group and partition, made when it is first asked for."""
         if key not in self._pumps:
-            await self._define_group(key, start, policy)
+            await self._define_group(key, start, policy, default)
         elif policy is not None:
             name = _name(key)
             await self.store.update(key, lambda group: group.define(policy, 0, name=name))
@@ -95,19 +104,22 @@ class Pumps:
                 await pump.close()
         self._pumps.clear()
 
-    async def _define_group(self, key: GroupKey, start: Start, policy: GroupOptions | None) -> None:
-        default, paused = GroupOptions(), False
+    async def _define_group(
+        self, key: GroupKey, start: Start, policy: GroupOptions | None, default: Default
+    ) -> None:
+        wanted, paused = policy or default(key.topic), False
         if key.partition:  # it may be younger than the group, and then is as the first
             first = key._replace(partition=0)
-            default, paused, exists = await self.store.update(first, _ways)
-            if exists and start == "latest":
-                start = "earliest"
+            have, paused, exists = await self.store.update(first, _ways)
+            if exists:
+                wanted = policy or have
+                start = "earliest" if start == "latest" else start
         floor = await self._floor(key, start)
         _, end = await self.store.bounds(key.topic, key.partition)
 
         def define(group: Group) -> None:
             if not group.created:
-                group.define(policy or default, floor)
+                group.define(wanted, floor)
                 group.pause(paused)
             elif policy is not None:
                 group.define(policy, floor, name=_name(key))
@@ -147,6 +159,7 @@ class LocalSubscription:
         self._group = group
         self._start = start
         self._policy = policy
+        self.default: Default = _plain
         self._room = flow.max_inflight
         self._ahead = Ahead(flow.max_inflight)
         self._match = match
@@ -384,7 +397,7 @@ class LocalSubscription:
             for partition in reversed(range(options.partitions)):
                 key = GroupKey(name, partition, self._group)
                 if key not in self._pumps:
-                    pump = await self._home.get(key, start, self._policy)
+                    pump = await self._home.get(key, start, self._policy, self.default)
                     if key not in self._pumps and not self._closed:
                         self._pumps[key] = pump
                         pump.attach(self)

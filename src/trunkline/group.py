@@ -81,6 +81,7 @@ class Group:
         self.options = options or GroupOptions()
         self.floor = floor
         self.created = options is not None
+        self.was: GroupOptions | None = None  # its policy before it was removed
         self.paused = False
         self.era = 0
         self.ops: list[AnyOp] = []
@@ -201,6 +202,8 @@ class Group:
     ) -> Taken:
         """Lease up to ``limit`` records of the window to ``by``."""
         taken = Taken([], [], [], [])
+        if self.was and self.window and not self.created:  # members are at work: it begins anew
+            self.define(self.was, 0)
         self._come_due(now, wall)
         if self.paused or (self.blocked and self._late):
             return taken
@@ -272,8 +275,7 @@ class Group:
 
     def _is_first(self, item: Item) -> bool:
         """Whether none of its lane stands before it; none does but after an edit of the order."""
-        name = self._lane_of(item)
-        lane = None if name is None else self._lanes.get(name)
+        lane = self._lanes.get(name) if (name := self._lane_of(item)) is not None else None
         return lane is None or lane[0] == item.offset
 
     def settle(self, offsets: Iterable[int]) -> list[int]:

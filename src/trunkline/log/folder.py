@@ -463,7 +463,7 @@ class Folder:
     def remove_group(self, key: GroupKey) -> None:
         if not self.has_group(key):
             raise NotFound(f"there is no group {key.group} on {key.topic}", group=key.group)
-        self._groups.pop(key, self._group(key)).remove()
+        self._group(key).remove()
 
     def floors(self, topic: str, partition: int, group: str = "") -> list[int]:
         """Where each group of the partition stands, or that one if there is such a group. From

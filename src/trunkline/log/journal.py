@@ -201,12 +201,13 @@ class GroupFile:
             self._synced = position
 
     def remove(self) -> None:
+        """Members that are at work begin it anew, with the policy that it had."""
         with self.locked():
             try:
                 names = (".json", ".json.bak", ".journal", ".lock")
                 atomic.remove_files([self._stem + name for name in names])
             finally:
-                self._forget()
+                self._lose()
                 self.close()
 
     def close(self) -> None:
@@ -273,12 +274,19 @@ class GroupFile:
                 return
             os.close(self._lock_fd)  # the group was removed while we waited
             self._lock_fd = -1
-            self._forget()
+            self._lose()
+
+    def _lose(self) -> None:
+        """The group was removed."""
+        if self.group.created:
+            self.group.was = self.group.options
+        self._forget()
 
     def _forget(self) -> None:
         self._swap(-1)
         self._position, self._generation, self._snapshot_at = 0, 1, (0, 0)
-        self.group = Group()
+        was, self.group = self.group.was, Group()
+        self.group.was = was
 
     # -- reading -------------------------------------------------------------------------------
 

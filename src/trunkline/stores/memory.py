@@ -14,7 +14,7 @@ from trunkline.errors import Closed, Conflict, NotFound, OutOfRange
 from trunkline.event import Event, Receipt, Record, encode_event
 from trunkline.group import Group
 from trunkline.log.line import close_line, parse
-from trunkline.options import StoreOptions, TopicOptions, make
+from trunkline.options import GroupOptions, StoreOptions, TopicOptions, make
 from trunkline.store import Bell, Bounds, Features, GroupKey, pick_partition
 from trunkline.topics import check_group, check_topic, is_dead
 
@@ -51,6 +51,7 @@ class MemoryStore:
         self._topics: dict[str, TopicOptions] = {}
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._groups: dict[GroupKey, Group] = {}
+        self._removed: dict[GroupKey, GroupOptions] = {}  # the policies they had
         self._turn = 0
         self._closed = False
 
@@ -172,10 +173,15 @@ class MemoryStore:
         check_topic(key.topic)
         check_group(key.group)
         if step is None:
-            if self._groups.pop(key, None) is None:
+            if key not in self._groups:
                 raise NotFound(f"there is no group {key.group} on {key.topic}", group=key.group)
+            self._removed[key] = self._groups.pop(key).options
+            self.bell.ring(None)
             return None  # type: ignore[return-value]
-        group = self._groups.get(key) or Group()
+        group = self._groups.get(key)
+        if group is None:
+            group = Group()
+            group.was = self._removed.get(key)
         group.ops.clear()
         result = step(group)
         if group.created:
@@ -199,7 +205,7 @@ class MemoryStore:
             for place in [p for p in self._partitions if p[0] == topic]:
                 del self._partitions[place]
             for key in [k for k in self._groups if k.topic == topic]:
-                del self._groups[key]
+                await self.update(key, None)
             return
         have = self._topics.get(topic, TopicOptions()).partitions
         if options.partitions < have:

@@ -1,0 +1,87 @@
+"""Groups and topics that are removed while members are at work: they begin anew."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trunkline
+from trunkline.buses.local import LocalBus
+from trunkline.log.folder import Folder
+from trunkline.options import GroupOptions, StoreOptions
+from trunkline.store import GroupKey
+
+KEY = GroupKey("orders", 0, "billing")
+POLICY = GroupOptions(max_retries=1, ordering="none")
+
+
+async def eventually(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not check():
+            await asyncio.sleep(0.01)
+
+
+Remove = Callable[[LocalBus, str], Awaitable[None]]
+
+
+async def _here(bus: LocalBus, what: str) -> None:
+    if what == "group":
+        await bus.store.update(KEY, None)
+    else:
+        await bus.store.define("orders", None)
+
+
+async def _elsewhere(bus: LocalBus, what: str) -> None:
+    path: str = bus.store.folder.path  # type: ignore[attr-defined]
+    folder = Folder(path, StoreOptions(create=False))
+    folder.remove_group(KEY) if what == "group" else folder.remove_topic("orders")
+    folder.close()
+
+
+@pytest.fixture(params=["memory", "file", "another process"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Remove]:
+    url = "memory:" if request.param == "memory" else f"file:{os.fspath(tmp_path / 'bus')}"
+    return url, _elsewhere if request.param == "another process" else _here
+
+
+async def test_a_group_that_is_removed_under_its_members_begins_anew(
+    place: tuple[str, Remove],
+) -> None:
+    url, remove = place
+    got: list[Any] = []
+    async with trunkline.connect(url) as bus:
+        await bus.publish_many("orders", [1, 2, 3])
+        bus.on("orders", group="billing", policy=POLICY)(lambda event: got.append(event.payload))
+        await bus.start()
+        await eventually(lambda: got == [1, 2, 3])
+        await bus.drain()
+        await remove(bus, "group")
+        await bus.publish("orders", 4)
+        await eventually(lambda: got[3:] == [1, 2, 3, 4])
+        await bus.drain()
+        assert await bus.store.groups() == [KEY]
+        assert await bus.store.update(KEY, lambda group: (group.options, group.floor)) == (
+            POLICY,
+            4,
+        )
+
+
+async def test_a_topic_that_is_removed_under_its_consumers_begins_anew(
+    place: tuple[str, Remove],
+) -> None:
+    url, remove = place
+    got: list[Any] = []
+    async with trunkline.connect(url) as bus:
+        bus.on("orders", group="billing", policy=POLICY)(lambda event: got.append(event.payload))
+        await bus.start()
+        for turn in range(3):
+            await bus.publish_many("orders", [turn, turn])
+            await eventually(lambda turn=turn: got == [turn, turn])  # type: ignore[misc]
+            await bus.drain()
+            got.clear()
+            await remove(bus, "topic")

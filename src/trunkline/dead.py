@@ -13,7 +13,7 @@ from datetime import datetime
 import msgspec
 
 from trunkline.clock import Clock
-from trunkline.errors import InvalidName, NotFound
+from trunkline.errors import Corrupt, InvalidName, NotFound, OutOfRange
 from trunkline.event import LETTER_MARK, Event, Record, new_id
 from trunkline.group import Group
 from trunkline.options import GroupOptions
@@ -182,13 +182,18 @@ class Desk:
         """Give each record back to the one group that gave it up, with all its tries before it.
 
         ``rate`` is letters per second. A record that was redriven ``max_redrives`` times already
-        is left alone: it would only come back.
+        is left alone: it would only come back. So is one that the log holds no more.
         """
+        groups = set(await self._store.groups())
         async for letter in self._chosen(group, offsets, match):
             if letter.redrives >= max_redrives:
                 yield Redrive(letter, f"redriven {letter.redrives} times already")
                 continue
-            refused = "" if dry_run else await self._give_back(letter)
+            key = GroupKey(letter.topic, letter.partition, letter.group)
+            refused = f"the group {letter.group} is gone" if key not in groups else ""
+            refused = refused or await self._missing(letter)
+            if not (refused or dry_run):
+                refused = await self._give_back(letter, key)
             yield Redrive(letter, refused)
             if rate and not dry_run:
                 await self._clock.sleep(1 / rate)
@@ -222,14 +227,26 @@ class Desk:
         for letter in chosen:
             yield letter
 
-    async def _give_back(self, letter: Letter) -> str:
-        key = GroupKey(letter.topic, letter.partition, letter.group)
-        if key not in await self._store.groups():
+    async def _missing(self, letter: Letter) -> str:
+        """Why its record cannot be delivered again: retention or compaction removed it, or the
+        topic is a new one, in which the offset is another record's.
+        """
+        try:
+            found = await self._store.read(letter.topic, letter.partition, letter.origin, 1)
+        except OutOfRange:
+            found = []
+        except Corrupt as error:
+            return f"its record cannot be read: {error.message}"
+        there = [(record.offset, record.event.id) for record in found]
+        return "" if there == [(letter.origin, letter.event.cause)] else "its record was removed"
+
+    async def _give_back(self, letter: Letter, key: GroupKey) -> str:
+        def back(group: Group) -> bool:
+            group.redrive([letter.origin])
+            return group.created
+
+        if not await self._store.update(key, back):  # it was removed meanwhile
             return f"the group {letter.group} is gone"
-        first, _ = await self._store.bounds(letter.topic, letter.partition)
-        if letter.origin < first:
-            return "its record was removed by retention"
-        await self._store.update(key, lambda g: g.redrive([letter.origin]))
         await self._close(letter)
         self._store.bell.ring(letter.topic)
         return ""

@@ -190,3 +190,20 @@ def test_nobody_consumes_as_the_desk(run: Run) -> None:
         assert "trunkline dlq" in done.err
     assert open_letters(run) == [1, 2, 3, 4]
     assert len(run("sub", "t", "--group", "desk", "--count", "4", "--wait", "5").rows) == 4
+
+
+def test_what_was_compacted_away_is_not_redriven_and_its_letter_stays(run: Run) -> None:
+    for n in (1, 2):
+        run("pub", "prices", f'{{"n":{n}}}', "--key", "k")
+    reject("prices", "g", 2)
+    run("topic", "compact", "prices", "--all", "--yes")
+
+    assert run("dlq", "redrive", "prices", "--dry-run").code == 1
+    told = run("dlq", "redrive", "prices", "--json")
+
+    assert told.code == 1
+    assert [(row["offset"], row["refused"]) for row in told.rows] == [
+        (1, "its record was removed"),
+        (2, ""),
+    ]
+    assert open_letters(run, "prices") == [1]

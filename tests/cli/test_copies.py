@@ -252,3 +252,18 @@ def test_a_name_of_another_archive_is_refused(run: Run, home: Path) -> None:
 def test_a_backup_of_no_bus_makes_no_folder(run: Run, home: Path) -> None:
     assert run("backup", "new/bus.tgz").code == 2
     assert list(home.iterdir()) == []
+
+
+def test_a_redrive_meanwhile_is_in_a_backup_as_a_letter_or_as_a_record(
+    run: Run, home: Path
+) -> None:
+    """It is given to its group first, then closed: so the books of the letters are copied first."""
+    run("pub", "t", "1")
+    run("sub", "t", "--group", "a", "--count", "1")
+    run("pub", "t.DLQ", "1", "-H", "dlq-reason:rejected")
+    run("sub", "t.DLQ", "--group", "z", "--count", "1")
+    run("dlq", "drop", "t", "--yes")
+    run("backup", "b.tgz")
+    with tarfile.open(home / "b.tgz") as tar:
+        groups = [name for name in tar.getnames() if name.endswith(".journal")]
+    assert groups == [f"offsets/{name}.journal" for name in ("t.DLQ__desk", "t__a", "t.DLQ__z")]

@@ -31,6 +31,7 @@ from trunkline.cli import ERROR, OK, Commands, leaf
 from trunkline.cli.folder import verify_topics
 from trunkline.cli.places import bus_path, open_folder
 from trunkline.cli.render import Output, Progress, progress, size
+from trunkline.dead import keeps_books
 from trunkline.errors import Conflict, InvalidOption, NoBus, StorageError
 from trunkline.log import atomic, layout
 from trunkline.log import head as heads
@@ -171,7 +172,8 @@ def _copy(folder: Folder, sink: Sink, step: Progress) -> tuple[int, int]:
         sink.put(name, file, length)
         files, count = files + 1, count + length
 
-    for key in folder.groups():
+    # A redriven letter is given to its group, then closed: who copies the books first loses none.
+    for key in sorted(folder.groups(), key=lambda key: (not keeps_books(key), key)):
         _copy_group(folder, key, put)
     _copy_file(folder.path, "topics.json", put)
     partitions = _partitions(folder)

@@ -177,6 +177,29 @@ NUMBER: dict[str, Any] = {"enum": [1, 0]}
 NAMED: dict[str, Any] = {"patternProperties": {"^x": {}}, "additionalProperties": False}
 SEALED: dict[str, Any] = {"properties": {"a": {}, "b": {}}, "unevaluatedProperties": False}
 
+MIRROR: dict[str, Any] = {
+    "properties": {"a": {"type": "integer"}, "b": {"not": {"$ref": "#/properties/a"}}}
+}
+BASED: dict[str, Any] = {
+    "properties": {
+        "a": {"properties": {"x": {}, "y": {}}},
+        "b": {"$ref": "#/properties/a", "unevaluatedProperties": False},
+    }
+}
+DRAFT_4: dict[str, Any] = {
+    "$schema": "http://json-schema.org/draft-04/schema#",
+    "properties": {"a": {"$ref": "#/definitions/x", "type": "string"}},
+    "definitions": {"x": {}},
+}
+NAMES: dict[str, Any] = {
+    "properties": {"a": {"$id": "here", "type": "integer"}, "b": {"$ref": "here"}}
+}
+
+
+def refer_to(schema: dict[str, Any], target: Any) -> dict[str, Any]:
+    """The same with another ``a``, to which ``b`` refers."""
+    return {"properties": {**schema["properties"], "a": target}}
+
 
 @pytest.mark.parametrize(
     ("old", "new"),
@@ -186,12 +209,37 @@ SEALED: dict[str, Any] = {"properties": {"a": {}, "b": {}}, "unevaluatedProperti
         ({"enum": [1]}, {"const": 1, "enum": [2]}),
         (NAMED, {**NAMED, "properties": {"x1": {"type": "string"}}}),
         (SEALED, {**SEALED, "properties": {"a": {}}}),
+        (MIRROR, refer_to(MIRROR, {"type": "number"})),
+        (BASED, refer_to(BASED, {"properties": {"x": {}}})),
+        (DRAFT_4, {**DRAFT_4, "$schema": "http://json-schema.org/draft-07/schema#"}),
+        ({"$defs": {"a": NUMBER}, "$ref": "#/$defs/a"}, {"$defs": {"a": {}}, "$ref": "#/$defs/a"}),
+        (NAMES, {"properties": {**NAMES["properties"], "a": {"type": "integer"}}}),
     ],
     ids=str,
 )
 def test_what_was_valid_and_is_not_is_never_compatible(old: Any, new: Any) -> None:
     with pytest.raises(Conflict):
         check_compatible(old, new, "backward")
+
+
+TREE: dict[str, Any] = {"properties": {"below": {"items": {"$ref": "#"}}}}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"enum": ["a"]}, {"type": "string", "enum": ["a", "b"]}),
+        ({"const": 1}, {"type": "number"}),
+        ({"type": ["string", "null"], "enum": ["a", 1]}, {"type": "string"}),
+        (TREE, {"properties": {**TREE["properties"], "name": {}}}),
+        ({**ORDER, "$id": "v1"}, {**ORDER, "$id": "v2", "title": "Order"}),
+        (ORDER, {**ORDER, "$schema": "https://json-schema.org/draft/2020-12/schema#"}),
+        ({"items": [ORDER]}, {"items": [ORDER], "title": "Pairs"}),
+    ],
+    ids=str,
+)
+def test_what_takes_as_much_as_before_is_compatible(old: Any, new: Any) -> None:
+    check_compatible(old, new, "backward")
 
 
 async def test_true_is_another_schema_than_one(bus: Any) -> None:

@@ -25,12 +25,15 @@ from trunkline.topics import check_topic
 
 TOPIC: Final = "system.schemas"
 Compatibility = Literal["backward", "forward", "full", "none"]
-_KEYWORDS: Final = frozenset(
-    {"$schema", "$id", "title", "description", "default", "examples", "$comment"}
-    | {"type", "properties", "required", "additionalProperties", "enum", "const", "items"}
+_NOTES: Final = frozenset({"title", "description", "default", "examples", "$comment"})
+_KEYWORDS: Final = _NOTES | frozenset(
+    {"type", "properties", "required", "additionalProperties", "enum", "const", "items"}
 )
 # What these mean depends on the members that others name.
 _ENTANGLED: Final = frozenset({"patternProperties", "unevaluatedProperties", "unevaluatedItems"})
+_REFERENCES: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+_DEFINITIONS: Final = ("#/$defs/", "#/definitions/")  # which must not change
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 class Schema(msgspec.Struct, frozen=True):
@@ -198,22 +201,61 @@ def _refuse(uri: str) -> Any:
 
 def check_compatible(old: Any, new: Any, rule: Compatibility) -> None:
     """``Conflict`` that names the first place where ``new`` breaks the rule."""
+    if rule == "none" or _same(old, new):
+        return
+    for schema in (old, new):
+        _refuse_far(schema, "")
+    if _dialect(old) != _dialect(new):
+        raise _broken("/$schema", "a change of $schema cannot be judged")
+    old, new = _bare(old), _bare(new)
     if rule in ("backward", "full"):
         _narrower(old, new, "", "what was valid is no longer")
     if rule in ("forward", "full"):
         _narrower(new, old, "", "what is valid now was not before")
 
 
+def _dialect(schema: Any) -> str:
+    found = schema.get("$schema", _DIALECT) if isinstance(schema, dict) else _DIALECT
+    return str(found).removesuffix("#")
+
+
+def _bare(schema: Any) -> Any:
+    """Without what the whole is called, which says nothing of what it takes."""
+    if not isinstance(schema, dict):
+        return schema
+    return {word: value for word, value in schema.items() if word not in ("$schema", "$id")}
+
+
+def _refuse_far(schema: Any, path: str, is_judged: bool = True) -> None:
+    """Refuse a reference that would mean something else if its target changed, where that is not
+    seen: each place is compared with itself alone.
+    """
+    if isinstance(schema, list):
+        for index, one in enumerate(schema):
+            _refuse_far(one, f"{path}/{index}", is_judged)
+    if not isinstance(schema, dict):
+        return
+    beside = _ENTANGLED.isdisjoint(schema)
+    for word, value in schema.items():
+        here = f"{path}/{word}"
+        if word in _REFERENCES and isinstance(value, str):
+            if not value.startswith(_DEFINITIONS) and not (is_judged and beside and word == "$ref"):
+                raise _broken(here, f"a change beside a reference to {value} cannot be judged")
+        elif word == "properties" and isinstance(value, dict):
+            for name, one in value.items():
+                _refuse_far(one, f"{here}/{name}", is_judged)
+        elif word not in _NOTES | {"enum", "const"}:
+            _refuse_far(value, here, is_judged and word in ("items", "additionalProperties"))
+
+
 def _narrower(inner: Any, outer: Any, path: str, why: str, depth: int = 0) -> None:
     """Raise unless everything that ``inner`` takes is taken by ``outer``."""
-    if outer is True or outer == {} or inner is False:
+    if outer is True or outer == {} or inner is False or _same(inner, outer):
         return
     if depth > 64:
         raise _broken(path, "nested too deep to compare")
     if not isinstance(inner, dict) or not isinstance(outer, dict):
         raise _broken(path, why)
-    if _same(inner, outer):
-        return
     unknown = sorted((inner.keys() | outer.keys()) - _KEYWORDS)
     if any(not _same(inner.get(word), outer.get(word)) for word in unknown):
         raise _broken(path, f"a change of {', '.join(unknown)} cannot be judged")
@@ -226,18 +268,15 @@ def _narrower(inner: Any, outer: Any, path: str, why: str, depth: int = 0) -> No
 
 
 def _narrower_values(inner: dict[str, Any], outer: dict[str, Any], path: str, why: str) -> None:
+    mine, allowed = _choices(inner), _choices(outer)
+    narrow = _types(inner) if mine is None else {_type_of(value) for value in mine}
     wide = _types(outer)
-    if wide is not None:
-        narrow = _types(inner)
-        if narrow is None or not all(
-            t in wide or (t == "integer" and "number" in wide) for t in narrow
-        ):
-            raise _broken(f"{path}/type", why)
-    allowed = _choices(outer)
-    if allowed is not None:
-        mine = _choices(inner)
-        if mine is None or not all(any(_same(v, a) for a in allowed) for v in mine):
-            raise _broken(f"{path}/enum", why)
+    if wide is not None and (narrow is None or not all(_is_one_of(t, wide) for t in narrow)):
+        raise _broken(f"{path}/type", why)
+    if allowed is not None and (
+        mine is None or not all(any(_same(v, a) for a in allowed) for v in mine)
+    ):
+        raise _broken(f"{path}/enum", why)
 
 
 def _narrower_members(
@@ -266,12 +305,36 @@ def _types(schema: dict[str, Any]) -> set[str] | None:
     return None if found is None else {found} if isinstance(found, str) else set(found)
 
 
+def _is_one_of(kind: str, types: set[str]) -> bool:
+    return kind in types or (kind == "integer" and "number" in types)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, float):
+        return "integer" if value.is_integer() else "number"
+    return _TYPES[type(value)]
+
+
+_TYPES: Final = {
+    bool: "boolean",
+    int: "integer",
+    str: "string",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
 def _choices(schema: dict[str, Any]) -> list[Any] | None:
+    """The only values that it takes; None if it does not name them."""
     found: list[Any] | None = schema.get("enum")
-    if "const" not in schema:
+    if "const" in schema:
+        only = schema["const"]
+        found = [only] if found is None else [value for value in found if _same(value, only)]
+    types = _types(schema)
+    if found is None or types is None:
         return found
-    only = schema["const"]
-    return [only] if found is None else [value for value in found if _same(value, only)]
+    return [value for value in found if _is_one_of(_type_of(value), types)]
 
 
 def _same(one: Any, other: Any) -> bool:

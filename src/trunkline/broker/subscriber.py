@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from random import uniform
 from typing import Any, Protocol
 
 import msgspec
@@ -198,8 +199,9 @@ class Subscriber:
         """How many of ``count`` may be sent now; waits until it is at least one."""
         session = self._session
         if not session.writable.is_set():
+            patience_s = self._hub.options.stall_s * uniform(1.0, 1.2)  # not all at one moment
             try:
-                async with asyncio.timeout(self._hub.options.stall_s):
+                async with asyncio.timeout(patience_s):
                     await session.writable.wait()
             except TimeoutError:
                 session.evict(f"it took nothing for {self._hub.options.stall_s:g} s")

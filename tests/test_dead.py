@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import trunkline
 from trunkline.dead import Desk, Letter, read_letter, write_letter
 from trunkline.event import Event, Record
 from trunkline.group import Group
@@ -15,6 +17,7 @@ from trunkline.store import GroupKey
 from trunkline.stores.memory import MemoryStore
 from trunkline.testing import ManualClock
 from trunkline.testing.clock import EPOCH
+from trunkline.topics import NAME_BYTES_MAX, dead_topic
 
 KEY = GroupKey("orders", 0, "billing")
 
@@ -176,3 +179,18 @@ async def test_the_desk_of_a_dead_letter_topic_is_that_of_its_topic(office: Offi
 async def test_more_letters_than_one_read_are_all_found(office: Office) -> None:
     await office.write(*(letter_of(record(2), group=f"g{n}") for n in range(1100)))
     assert len(await office.letters()) == 1100
+
+
+@pytest.mark.parametrize("url", ["memory:", "file:bus"])
+async def test_the_longest_topic_has_dead_letters_and_these_have_too(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    topic = "a" * NAME_BYTES_MAX
+    async with trunkline.connect(url) as bus:
+        await bus.publish(topic, 1)
+        for name in (topic, dead_topic(topic)):
+            async with bus.subscribe(name, group="g") as deliveries:
+                await (await anext(deliveries)).term("no")
+            desk = bus.dead_letters(dead_topic(name))
+            assert [letter.topic async for letter in desk.letters()] == [name]

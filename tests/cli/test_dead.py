@@ -207,3 +207,18 @@ def test_what_was_compacted_away_is_not_redriven_and_its_letter_stays(run: Run) 
         (2, ""),
     ]
     assert open_letters(run, "prices") == [1]
+
+
+def test_letters_that_a_reader_of_letters_gave_up_are_listed_apart(run: Run) -> None:
+    reject("t.DLQ", "reader", 2)
+
+    rows = run("dlq", "ls", "--json").rows
+    assert [(row["topic"], row["offset"], row["group"]) for row in rows] == [
+        *(("t", n, "g") for n in (1, 2, 3, 4)),
+        *(("t.DLQ", n, "reader") for n in (1, 2)),
+    ]
+    assert open_letters(run, "t.DLQ.DLQ") == [1, 2]
+    assert run("dlq", "show", "t.DLQ.DLQ", "1", "--json").rows[0]["topic"] == "t.DLQ"
+    assert run("dlq", "redrive", "t.DLQ.DLQ", "1").code == 0
+    assert open_letters(run, "t.DLQ.DLQ") == [2]
+    assert open_letters(run, "t") == [1, 2, 3, 4]

@@ -83,5 +83,6 @@ async def test_a_topic_that_is_removed_under_its_consumers_begins_anew(
             await bus.publish_many("orders", [turn, turn])
             await eventually(lambda turn=turn: got == [turn, turn])  # type: ignore[misc]
             await bus.drain()
+            assert await bus.store.bounds("orders", 0) == (1, 3)
             got.clear()
             await remove(bus, "topic")

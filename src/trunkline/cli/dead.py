@@ -18,7 +18,7 @@ from trunkline.event import Event, Record
 from trunkline.group import Group
 from trunkline.store import GroupKey
 from trunkline.stores.file import FileStore
-from trunkline.topics import DEAD_SUFFIX, check_pattern, is_dead, is_pattern, matches
+from trunkline.topics import DEAD_SUFFIX, check_pattern, dead_topic, is_dead, is_pattern, matches
 from trunkline.where import compile_where
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ async def _desks(
         picked = [name for name in letters if wanted is None or matches(wanted, name)]
         if not picked and wanted is not None and not is_pattern(wanted) and wanted not in topics:
             raise NotFound(f"there is no topic {wanted}", hint="trunkline dlq ls")
-        yield [Desk(store, name, store.folder.clock) for name in picked]
+        yield [Desk(store, dead_topic(name), store.folder.clock) for name in picked]
     finally:
         await store.close()
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
+from time import monotonic
 from typing import Any
 
 import httpx
 import pytest
 
+from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
 
 from .client import until
@@ -460,6 +463,26 @@ class TestEvents:
         writer.write(ask.encode())
         await until(lambda: broker.hub.counts.evicted == 1)
         writer.close()
+
+    @pytest.mark.parametrize("who", ["client", "broker"])
+    async def test_who_leaves_in_the_middle_of_a_request_is_no_error(
+        self, who: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        options = BrokerOptions(url="memory:", port=0, metrics_s=0, drain_s=10)
+        async with Broker(options) as broker:
+            reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+            host = f"Host: 127.0.0.1:{broker.port}\r\nExpect: 100-continue\r\n"
+            kind = "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+            writer.write(f'POST /topics/t/events HTTP/1.1\r\n{host}{kind}{{"pay'.encode())
+            assert b"100 Continue" in await reader.readline()  # the body is waited for
+            if who == "client":
+                writer.close()
+                connections = broker._server.server_state.connections  # type: ignore[union-attr]
+                await until(lambda: not connections)
+            left = monotonic()
+        assert monotonic() - left < options.drain_s
+        writer.close()
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
     @pytest.mark.parametrize("path", ["events?partition=1", "tail?partition=1&limit=1"])
     async def test_a_partition_that_is_not_there_is_told(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -179,6 +179,13 @@ def requests_for(hub: Hub) -> type[HttpToolsProtocol]:
             self._cancel_stall()
             super().connection_lost(exc)
 
+        def shutdown(self) -> None:
+            """As the original, but what is only half said is not waited for."""
+            if self.cycle is not None and self.cycle.more_body:
+                self.transport.abort()
+            else:
+                super().shutdown()
+
         def pause_writing(self) -> None:
             super().pause_writing()
             self._watch(self.transport.get_write_buffer_size())
@@ -287,6 +294,8 @@ def application(hub: Hub, gate: Gate) -> Any:
                 if status_of(error) >= 500:
                     logger.warning("%s %s: %s", request.method, request.url.path, error)
                 return failure(error)
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody is there to read it
             except Exception:
                 logger.exception("%s %s failed", request.method, request.url.path)
                 return reply({"code": "internal", "message": "internal error"}, 500)

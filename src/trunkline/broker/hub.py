@@ -85,6 +85,7 @@ class Hub:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+        self.bus.store.bell.ring(None)  # those who follow a log look up, and see that this ends
         for session in list(self.sessions):
             session.leave()
         await asyncio.gather(*(session.close() for session in list(self.sessions)))

@@ -354,3 +354,18 @@ def test_an_event_for_dead_letters_is_a_letter() -> None:
         check_event(Event(topic="orders.DLQ", payload=1, headers={"region": "eu"}), LIMITS)
     assert "Reject" in told.value.hint
     check_event(Event(topic="orders.DLQ", payload=1, headers={"dlq-reason": "rejected"}), LIMITS)
+
+
+@pytest.mark.parametrize("zone", [timedelta(hours=5), timedelta(minutes=19, seconds=32)])
+def test_times_are_written_in_utc(zone: timedelta) -> None:
+    local = TS.astimezone(timezone(zone))
+    body = encode_event(Event(topic="t", ts=local, not_before=local), LIMITS)
+    meta = msgspec.json.decode(b'{"meta":' + body + b"}")["meta"]
+    assert meta["ts"] == meta["not_before"] == "2026-03-01T12:30:15.123456Z"
+
+
+def test_a_time_that_utc_does_not_have_is_refused() -> None:
+    first = datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=1)))
+    for fields in ({"ts": first}, {"not_before": first}):
+        with pytest.raises(InvalidEvent, match="UTC"):
+            encode_event(Event(topic="t", **fields), LIMITS)  # type: ignore[arg-type]

@@ -72,6 +72,7 @@ def test_an_unknown_option_is_refused_with_the_known_ones(kind: type[Options]) -
         (GroupOptions, "ack_timeout_s", float("nan")),
         (GroupOptions, "max_retries", -1),
         (GroupOptions, "backoff_mult", 0.5),
+        (GroupOptions, "backoff_mult", 10_001),
         (GroupOptions, "ordering", "topic"),
         (GroupOptions, "lookahead", 0),
         (Flow, "max_inflight", 0),

@@ -245,6 +245,8 @@ def encode_event(event: Event, limits: Limits) -> bytes:
 
     Raises ``InvalidEvent`` for what is no JSON value, too large or too deep.
     """
+    if event.ts.tzinfo is not UTC or event.not_before is not None:
+        event = _in_utc(event)
     try:
         whole = _encode(event)
         if event.payload is None:
@@ -268,6 +270,16 @@ def encode_event(event: Event, limits: Limits) -> bytes:
     if opened > limits.depth or whole.rfind(b"null") >= 0:
         check_value(event.payload, limits.depth)
     return body
+
+
+def _in_utc(event: Event) -> Event:
+    """The event with its times as the log has them; a zone may have seconds, which JSON has not."""
+    due = event.not_before
+    try:
+        ts, not_before = event.ts.astimezone(UTC), due and due.astimezone(UTC)
+    except OverflowError as error:
+        raise InvalidEvent(f"a time cannot be told in UTC: {error}", field="ts") from None
+    return msgspec.structs.replace(event, ts=ts, not_before=not_before)
 
 
 def check_value(value: Any, depth_max: int) -> None:

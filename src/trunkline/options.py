@@ -108,7 +108,7 @@ class GroupOptions(Options, frozen=True):
     ack_timeout_s: Interval = 30.0
     max_retries: Count = 5
     backoff_base_s: Seconds = 0.5
-    backoff_mult: Annotated[float, Meta(ge=1)] = 2.0
+    backoff_mult: Annotated[float, Meta(ge=1, le=10_000)] = 2.0
     backoff_max_s: Seconds = 30.0
     ordering: Ordering = "key"
     aging_s: Interval = 5.0

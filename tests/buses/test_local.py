@@ -14,6 +14,7 @@ from trunkline.buses.local import LocalBus
 from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption
 from trunkline.event import Event, Receipt
 from trunkline.options import GroupOptions
+from trunkline.store import GroupKey
 from trunkline.stores.memory import MemoryStore
 from trunkline.testing import ManualClock
 
@@ -230,6 +231,27 @@ async def test_a_group_ahead_of_its_log_is_told(bus: LocalBus) -> None:
     with pytest.raises(Conflict, match="settled offset 2"):
         async with bus.subscribe("orders", group="billing"):
             pass
+
+
+async def test_a_member_joins_while_others_publish_and_settle(
+    bus: LocalBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bus.publish("orders", 1)
+    async with bus.subscribe("orders", group="billing") as stream:
+        await (await soon(stream)).ack()
+    update, others = bus.store.update, [2, 3]
+
+    async def late(key: GroupKey, step: Any) -> Any:
+        if others:  # are quick, while the new member waits for its turn
+            await bus.publish_many("orders", others)
+            await update(key, lambda group: group.settle([2, 3]))
+            others.clear()
+        return await update(key, step)
+
+    monkeypatch.setattr(bus.store, "update", late)
+    async with bus.subscribe("orders", group="billing") as stream:
+        await bus.publish("orders", 4)
+        assert (await soon(stream)).event.payload == 4
 
 
 async def test_a_handler_that_hangs_is_ended_after_the_drain_timeout(clock: ManualClock) -> None:

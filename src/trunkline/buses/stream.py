@@ -115,22 +115,23 @@ class Pumps:
                 wanted = policy or have
                 start = "earliest" if start == "latest" else start
         floor = await self._floor(key, start)
-        _, end = await self.store.bounds(key.topic, key.partition)
 
-        def define(group: Group) -> None:
+        def define(group: Group) -> int:
             if not group.created:
                 group.define(wanted, floor)
                 group.pause(paused)
             elif policy is not None:
                 group.define(policy, floor, name=_name(key))
-            if group.last_settled >= end:
-                raise Conflict(
-                    f"group {key.group} has settled offset {group.last_settled} of {key.topic}/"
-                    f"{key.partition}, which ends before {end}",
-                    hint="records were lost or the topic was made anew: 'trunkline group seek'",
-                )
+            return group.last_settled
 
-        await self.store.update(key, define)
+        settled = await self.store.update(key, define)
+        _, end = await self.store.bounds(key.topic, key.partition)  # now: others go on meanwhile
+        if settled >= end:
+            raise Conflict(
+                f"group {key.group} has settled offset {settled} of {key.topic}/{key.partition}, "
+                f"which ends before {end}",
+                hint="records were lost or the topic was made anew: 'trunkline group seek'",
+            )
 
     async def _floor(self, key: GroupKey, start: Start) -> int:
         first, end = await self.store.bounds(key.topic, key.partition)

@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sized
 from datetime import datetime
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from msgspec.json import encode
@@ -35,6 +36,7 @@ _NEVER = float("inf")
 _READ_RECORDS = 1024
 _AHEAD_BYTES = 2 * 1024 * 1024  # of all pumps together
 _SPARE_RECORDS = 64
+_FIRST_RECORDS = 8  # as long as it is not known how large they are
 _ACK_S = 0.005
 _RETRY_S = 0.2
 _LOOK_S = 10.0  # the wall clock may be set meanwhile, and what it made far is then near
@@ -216,7 +218,7 @@ class Pump:
         if group is None or self._room() > 0:
             return False
         available = group.available()
-        return available >= _SPARE_RECORDS or (available > 0 and not self._may_keep())
+        return available >= _SPARE_RECORDS or (available > 0 and self._is_stocked())
 
     # -- what deliveries say -------------------------------------------------------------------
 
@@ -341,20 +343,21 @@ class Pump:
         """Read what the window may hold next, outside of the group's lock."""
         group = self._group
         assert group is not None
-        if len(self._records) > 2 * len(group.window) + _READ_RECORDS:  # others settled the rest
-            window = group.window
-            self._records = {o: record for o, record in self._records.items() if o in window}
+        room = self._room()
+        all_of_it = self._weight * max(1, len(self._others))
+        self._keeps = max(room, _AHEAD_BYTES // all_of_it if all_of_it else _FIRST_RECORDS, 1)
+        window = group.window
+        if len(self._records) > 2 * min(self._keeps, len(window) + _READ_RECORDS):
+            # Others settled some of them, or there are more groups.
+            kept = (entry for entry in self._records.items() if entry[0] in window)
+            self._records = dict(islice(kept, self._keeps))
         if strays := group.strays():
             await self._fetch(strays)
             self._gone.update(offset for offset in strays if offset not in self._records)
-        room = self._room()
-        all_of_it = self._weight * max(1, len(self._others))
-        small = _AHEAD_BYTES // all_of_it if all_of_it else _SPARE_RECORDS
-        self._keeps = max(1, room, small)
         if self._ahead or self._has_enough():
             return
         topic, partition, _ = self.key
-        limit = max(1, room, self._keeps - len(self._records))
+        limit = max(room, self._keeps - len(self._records), 1)
         limit = min(group.wants(), _READ_RECORDS, limit)
         try:
             self._ahead = await self._store.read(topic, partition, group.read_to, limit)
@@ -377,11 +380,15 @@ class Pump:
         wants, available = group.wants(), group.available()
         if group.paused or wants <= 0:
             return True
-        filled = 4 * wants < group.options.lookahead or not self._may_keep()
+        filled = 4 * wants < group.options.lookahead or self._is_stocked()
         if not filled and available < _SPARE_RECORDS:
             return False
         room = self._room()
         return available >= room if filled else room <= 0
+
+    def _is_stocked(self) -> bool:
+        """Whether so much is kept that reading more is not worth a look at the log."""
+        return 2 * len(self._records) >= self._keeps
 
     def _may_keep(self) -> bool:
         """Whether what was read ahead is still small; else it is read again when it is due."""

@@ -21,6 +21,8 @@ from trunkline.log.line import Damaged, parse, read_records
 from trunkline.log.recovery import READ_BYTES, is_whole, survey
 from trunkline.log.segment import Segment
 
+_LEAST_BYTES = 4096
+
 
 class Bounds(NamedTuple):
     """Half-open: the offsets that can be read are ``first <= offset < next``."""
@@ -67,6 +69,7 @@ class PartitionReader:
         self._corrected: tuple[Head | None, Head] = (None, Head())
         self._opened = 0
         self._checked = False
+        self._line_bytes = 1024  # of what was read last: as much is read as it takes
 
     def head(self) -> Head:
         """Where the log ends now."""
@@ -120,6 +123,7 @@ class PartitionReader:
                     hint="retention or a purge removed it" if start > 0 else "they count from 1",
                 )
             start = head.start
+        bytes_max = min(bytes_max, max(_LEAST_BYTES, 2 * limit * self._line_bytes))
         again = 0  # a remembered place may be the end of its segment: look once more
         while start < head.next and limit > 0:
             try:
@@ -132,6 +136,7 @@ class PartitionReader:
                 return self.read(start, limit, bytes_max, strict)
             if records:
                 self._remember(records[-1].offset + 1, segment, end_position)
+                self._line_bytes = (end_position - position) // len(records)
                 return records
             if after <= start and start == again:
                 raise self._missing([segment], start)
@@ -249,7 +254,8 @@ class PartitionReader:
         cut = data.rfind(b"\n") + 1
         part = data
         while not cut and part and position + len(data) < end:
-            part = segment.read(position + len(data), min(bytes_max, end - position - len(data)))
+            step = max(bytes_max, len(data))
+            part = segment.read(position + len(data), min(step, end - position - len(data)))
             data += part
             cut = data.rfind(b"\n") + 1
         records, good = read_records(data[:cut], self.partition, limit)

@@ -48,10 +48,6 @@ class Auth(Frame, frozen=True, kw_only=True, tag="AUTH"):
     token: str
 
 
-def _null() -> Raw:
-    return Raw(b"null")
-
-
 class Publish(Frame, frozen=True, kw_only=True, tag="PUBLISH"):
     """Either the envelope's members, or ``event``, or ``events``: a batch, kept all or none.
     ``again`` says that the same event was sent before, on a connection that was lost.
@@ -60,7 +56,7 @@ class Publish(Frame, frozen=True, kw_only=True, tag="PUBLISH"):
     topic: str = ""
     key: str | None = None
     headers: dict[str, str] | None = None
-    payload: Raw = msgspec.field(default_factory=_null)
+    payload: Raw | UnsetType = UNSET
     payload_sha256: str | None = None
     event: Event | None = None
     events: list[Event] | None = None
@@ -354,9 +350,11 @@ _HEX: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def event_of(frame: Publish, now: datetime) -> Event:
-    """The event that a PUBLISH in the envelope's form stands for. A digest that does not fit the
-    payload's text raises ``InvalidEvent``.
+    """The event that a PUBLISH in the envelope's form stands for. ``InvalidEvent`` if it has no
+    payload, or a digest that does not fit the payload's text.
     """
+    if frame.payload is UNSET:
+        raise InvalidEvent("payload is missing", field="payload", hint="null is a value too")
     raw = bytes(frame.payload)
     headers = frame.headers
     if frame.payload_sha256 is not None:

@@ -13,6 +13,7 @@ import pytest
 import websockets
 
 from trunkline.access import EVERYTHING, Grant
+from trunkline.broker.configs import Config
 from trunkline.broker.options import BrokerOptions
 from trunkline.broker.rights import Rights
 from trunkline.broker.server import Broker, check_exposed
@@ -278,6 +279,46 @@ async def test_rights_that_are_revoked_reach_open_connections(broker: Broker) ->
         await rights.revoke(token.id)
         assert (await one.hear("ERROR"))["code"] == "unauthenticated"
         await asyncio.wait_for(one.socket.wait_closed(), 10)
+
+
+async def test_who_becomes_somebody_else_keeps_what_that_one_may_have(
+    broker: Broker, tokens: dict[str, str | None]
+) -> None:
+    async with peer(broker.url, tokens["admin"]) as one:
+        await one.subscribe("refunds", "billing")
+        await one.subscribe("orders", "billing")
+        assert (await one.ask("AUTH", token=tokens["consumer"]))["type"] == "OK"
+        said = await one.hear("ERROR")
+        assert (said["code"], said["topic"]) == ("denied", "refunds")
+        for topic in ("refunds", "orders"):
+            await broker.hub.bus.publish(topic, 1)
+        assert (await one.hear("MESSAGE"))["topic"] == "orders"
+        assert await one.silent()
+
+
+@pytest.mark.parametrize("how", ["revoked", "denied"])
+async def test_rights_are_looked_at_when_all_has_come(broker: Broker, how: str) -> None:
+    hub = broker.hub
+    text, token = await hub.rights.create("slow", [Grant(("publish",), ("orders",))])
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+    body = b'{"payload":1}'
+    lines = [
+        *("POST /topics/orders/events HTTP/1.1", f"Host: 127.0.0.1:{broker.port}"),
+        *(f"Authorization: Bearer {text}", "Content-Type: application/json"),
+        *(f"Content-Length: {len(body)}", "Expect: 100-continue", "", ""),
+    ]
+    writer.write("\r\n".join(lines).encode())
+    assert b"100 Continue" in await reader.readline()
+    await reader.readline()
+    if how == "revoked":
+        await hub.rights.revoke(token.id)
+    else:
+        await hub.configs.set(Config("orders", publish_acl=["!slow"]))
+    writer.write(body)
+    expected = b"401" if how == "revoked" else b"403"
+    assert expected in await asyncio.wait_for(reader.readline(), 10)
+    writer.close()
+    assert not await hub.bus.read("orders")
 
 
 async def test_rights_that_are_revoked_end_a_tail(broker: Broker) -> None:

@@ -464,6 +464,20 @@ class TestEvents:
         await until(lambda: broker.hub.counts.evicted == 1)
         writer.close()
 
+    async def test_a_tail_follows_a_topic_that_is_made_anew(self, http: httpx.AsyncClient) -> None:
+        for n in range(3):
+            await publish(http, "t", n)
+        async with http.stream("GET", "/topics/t/tail?from=earliest&limit=4") as answer:
+            lines = answer.aiter_lines()
+            found = [line for line in [await anext(lines) for _ in range(11)] if "data:" in line]
+            assert len(found) == 3
+            await http.delete("/topics/t")
+            await publish(http, "t", "anew")
+            async with asyncio.timeout(20):
+                while "data:" not in (line := await anext(lines)):
+                    pass
+            assert "anew" in line
+
     @pytest.mark.parametrize("who", ["client", "broker"])
     async def test_who_leaves_in_the_middle_of_a_request_is_no_error(
         self, who: str, caplog: pytest.LogCaptureFixture

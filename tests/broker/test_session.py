@@ -58,6 +58,11 @@ class TestPublishing:
         assert not {"key", "headers", "payload_sha256"} & envelope.keys()
         assert envelope["payload"] is None
 
+    async def test_a_payload_that_is_missing_is_not_null(self, one: Peer) -> None:
+        said = await one.ask("PUBLISH", topic="t", paylod={"misspelt": True})
+        assert (said["type"], said["code"]) == ("ERROR", "invalid_event")
+        assert (await one.ask("PUBLISH", topic="t", payload=None))["offset"] == 1
+
     async def test_a_digest_is_checked(self, one: Peer) -> None:
         payload = {"a": [1, 2], "ü": "ß"}
         text = json.dumps(payload).encode()
@@ -191,6 +196,21 @@ class TestErrors:
 
 
 class TestDelivery:
+    async def test_an_ack_settles_what_its_own_subscription_has(self, one: Peer) -> None:
+        for n in range(6):
+            await one.ask("PUBLISH", topic="t", payload=n)
+        for sub in ("a", "b"):
+            await one.subscribe("t", "g", sub=sub, max_inflight=3)
+        mine = [m for m in [await one.hear("MESSAGE") for _ in range(6)] if m["sub"] == "b"]
+        place = {"topic": "t", "partition": 0, "group": "g"}
+        last = max(message["offset"] for message in mine)
+        assert (await one.ask("ACK", **place, offset=last))["count"] == 3
+
+    @pytest.mark.parametrize("kind", ["offset", "timestamp"])
+    async def test_a_place_to_begin_has_a_value(self, one: Peer, kind: str) -> None:
+        said = await one.subscribe("t", "g", **{"from": {"kind": kind}})
+        assert (said["type"], said["code"]) == ("ERROR", "invalid_option")
+
     async def test_subscribing_is_answered(self, one: Peer) -> None:
         await one.say("SUBSCRIBE", topic="t", group="g")
         assert await one.hear() == {"type": "OK", "topic": "t", "group": "g"}
@@ -504,3 +524,10 @@ class TestCloudEvents:
             assert (found[0]["group"], found[0]["attempt"], found[0]["offset"]) == ("g", 1, "1")
             said = await one.ask("ACK", topic="orders", partition=0, group="g", offset=1)
             assert said["count"] == 1
+
+    async def test_a_frame_may_carry_a_cloudevent_as_its_payload(self, broker: Broker) -> None:
+        async with peer(broker.url, subprotocols=["cloudevents.json"]) as one:
+            frame = {"type": "PUBLISH", "topic": "t", "payload": {"specversion": "0.3"}}
+            await one.socket.send(json.dumps(frame))
+            await one.socket.send(json.dumps([frame, {**frame, "corr": 2}]))
+            assert [(await one.hear("PUBLISHED"))["offset"] for _ in range(3)] == [1, 2, 3]

@@ -17,8 +17,9 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Meta
 
-from trunkline.errors import InvalidEvent, reason
+from trunkline.errors import InvalidEvent, ProtocolError, TrunklineError, reason
 from trunkline.event import Event, Record, decode_payload
+from trunkline.frames import Bad, Publish, code_of, read_asked
 
 STRUCTURED: Final = "application/cloudevents+json"
 BATCH: Final = "application/cloudevents-batch+json"
@@ -196,6 +197,29 @@ def _time(name: str, value: Any) -> datetime:
         return msgspec.convert(value, _Zoned)
     except msgspec.ValidationError:
         raise InvalidEvent(f"the attribute {name} is a time of RFC 3339", field=name) from None
+
+
+# -- over WebSocket --------------------------------------------------------------------------------
+
+
+def read_cloudevents(data: bytes) -> list[Any]:
+    """What a client says whose events are CloudEvents: one to publish, a batch of them, or frames,
+    which have no ``specversion``.
+    """
+    if b'"specversion"' not in data:
+        return list(read_asked(data))
+    try:
+        found = decode_payload(data)
+        several = found if isinstance(found, list) else [found]
+        if not any(isinstance(one, dict) and "specversion" in one for one in several):
+            return list(read_asked(data))  # what it publishes has it
+        if not isinstance(found, list):
+            event = from_cloudevent(found, "")
+            return [Publish(corr=event.id, event=event)]
+        events = from_batch(found, "")
+        return [Publish(corr=events[0].id, events=events)]
+    except TrunklineError as error:
+        return [Bad(ProtocolError(error.message, code=code_of(error)))]
 
 
 # -- binary mode -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from trunkline.broker import cloudevents, exposition
 from trunkline.broker.configs import Config
 from trunkline.broker.http import Ask, decoded, reply
-from trunkline.broker.places import mark, read_mark, read_places
+from trunkline.broker.places import begin_anew, mark, read_mark, read_places
 from trunkline.dead import keeps_books
 from trunkline.errors import (
     Invalid,
@@ -25,7 +25,7 @@ from trunkline.errors import (
     OutOfRange,
     TrunklineError,
 )
-from trunkline.event import Event, Receipt, Record, check_value, decode_payload
+from trunkline.event import Event, Record, check_value, decode_payload
 from trunkline.filters import read_time
 from trunkline.frames import DIGEST, check_digest, envelope_of, fields_of
 from trunkline.group import Group
@@ -156,6 +156,7 @@ async def publish(ask: Ask) -> Response:
     content = ask.request.headers.get("content-type", "application/json")
     kind = content.partition(";")[0].strip().lower()
     data = await ask.bytes()
+    ask.require("publish", name)  # as well as before it was read: rights may have changed
     if kind == cloudevents.BATCH:
         found = decoded(data, list[dict[str, Any]])
         if len(found) > _BATCH_MAX:
@@ -175,8 +176,8 @@ async def publish(ask: Ask) -> Response:
         check_value(event.payload, ask.hub.bus.store.options.limits.depth)  # type: ignore[attr-defined]
     receipts = await ask.hub.publish(ask.who, name, events) if events else []
     if kind == cloudevents.BATCH:
-        return reply({"receipts": [_receipt(receipt) for receipt in receipts]}, 201)
-    return reply(_receipt(receipts[0]), 201)
+        return reply({"receipts": receipts}, 201)
+    return reply(receipts[0], 201)
 
 
 def _new_event(ask: Ask, topic: str, asked: NewEvent) -> Event:
@@ -193,11 +194,6 @@ def _new_event(ask: Ask, topic: str, asked: NewEvent) -> Event:
     payload = decode_payload(raw)
     now = ask.hub.clock.now()
     return Event(topic=topic, key=asked.key, payload=payload, headers=rest, ts=now, **fields)
-
-
-def _receipt(receipt: Receipt) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(receipt)
-    return found
 
 
 async def read_events(ask: Ask) -> Response:
@@ -360,7 +356,7 @@ async def _tailed(
                     if sent == limit:
                         return
             await asyncio.sleep(0)  # nothing of this waits if nobody takes it, or it is not wanted
-            if not found:
+            if not found and not await begin_anew(store, topic, places):
                 try:
                     async with asyncio.timeout(min(_TAIL_S, hub.options.rights_s * 3)):
                         await rung.wait()

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 from starlette.applications import Starlette
@@ -105,6 +105,10 @@ class Ask:
                     f"the body is larger than {limit} bytes", code="too_large", status=413
                 )
             parts.append(part)
+        who = self.hub.rights.current(self.who)
+        if who is None:  # it may have taken a while
+            raise _unknown()
+        self.who = who
         return b"".join(parts)
 
     async def json(self, kind: Any) -> Any:
@@ -146,6 +150,10 @@ def failure(error: TrunklineError) -> Response:
     return Response(_encode(said), status, headers, media_type="application/json")
 
 
+def _unknown() -> Denied:
+    return Denied("not authenticated", hint=_TOKEN, code="unauthenticated", status=401)
+
+
 def _refuse_unknown(request: Request, endpoint: Endpoint) -> None:
     """A parameter that is misspelt must not look as if it had been obeyed."""
     for name in request.query_params:
@@ -158,83 +166,85 @@ def _refuse_unknown(request: Request, endpoint: Endpoint) -> None:
             )
 
 
-def requests_for(hub: Hub) -> type[HttpToolsProtocol]:
+class Requests(HttpToolsProtocol):
     """uvicorn's connections, which know the names in a client's certificate, are only so many, and
     do not wait for ever for a request, nor for a client that takes nothing of the answer.
     """
-    options = hub.options
 
-    class Requests(HttpToolsProtocol):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._names = names_of(transport)
-            self._patience: asyncio.TimerHandle | None = None
-            self._stall: asyncio.TimerHandle | None = None
-            self._wait(options.auth_timeout_s)
-            if len(self.connections) > options.connections:
-                transport.abort()
+    hub: ClassVar[Hub]
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._wait(None)
-            self._cancel_stall()
-            super().connection_lost(exc)
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._names = names_of(transport)
+        self._patience: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._wait(self.hub.options.auth_timeout_s)
+        if len(self.connections) > self.hub.options.connections:
+            transport.abort()
 
-        def shutdown(self) -> None:
-            """As the original, but what is only half said is not waited for."""
-            if self.cycle is not None and self.cycle.more_body:
-                self.transport.abort()
-            else:
-                super().shutdown()
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait(None)
+        self._cancel_stall()
+        super().connection_lost(exc)
 
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._watch(self.transport.get_write_buffer_size())
-
-        def resume_writing(self) -> None:
-            self._cancel_stall()
-            super().resume_writing()
-
-        def _watch(self, size: int) -> None:
-            self._stall = self.loop.call_later(options.stall_s, self._look, size)
-
-        def _look(self, before: int) -> None:
-            """Slow is not stalled: only who took nothing at all is let go."""
-            size = self.transport.get_write_buffer_size()
-            if size < before:
-                self._watch(size)
-                return
-            hub.counts.evicted += 1
+    def shutdown(self) -> None:
+        """As the original, but what is only half said is not waited for."""
+        if self.cycle is not None and self.cycle.more_body:
             self.transport.abort()
+        else:
+            super().shutdown()
 
-        def _cancel_stall(self) -> None:
-            if self._stall is not None:
-                self._stall.cancel()
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch(self.transport.get_write_buffer_size())
 
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self.scope[_NAMES] = self._names  # type: ignore[literal-required]
-            self._wait(options.auth_timeout_s)
+    def resume_writing(self) -> None:
+        self._cancel_stall()
+        super().resume_writing()
 
-        def on_headers_complete(self) -> None:
-            self._wait(_BODY_S)
-            super().on_headers_complete()
+    def _watch(self, size: int) -> None:
+        self._stall = self.loop.call_later(self.hub.options.stall_s, self._look, size)
 
-        def on_message_complete(self) -> None:
-            self._wait(None)
-            super().on_message_complete()
+    def _look(self, before: int) -> None:
+        """Slow is not stalled: only who took nothing at all is let go."""
+        size = self.transport.get_write_buffer_size()
+        if size < before:
+            self._watch(size)
+            return
+        self.hub.counts.evicted += 1
+        self.transport.abort()
 
-        def handle_websocket_upgrade(self) -> None:
-            self._wait(None)
-            super().handle_websocket_upgrade()
+    def _cancel_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
 
-        def _wait(self, seconds: float | None) -> None:
-            if self._patience is not None:
-                self._patience.cancel()
-            self._patience = (
-                None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
-            )
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[_NAMES] = self._names  # type: ignore[literal-required]
+        self._wait(self.hub.options.auth_timeout_s)
 
-    return Requests
+    def on_headers_complete(self) -> None:
+        self._wait(_BODY_S)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._wait(None)
+        super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._wait(None)
+        super().handle_websocket_upgrade()
+
+    def _wait(self, seconds: float | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = (
+            None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+        )
+
+
+def requests_for(hub: Hub) -> type[Requests]:
+    return type("Requests", (Requests,), {"hub": hub})
 
 
 class _Guard:
@@ -281,9 +291,7 @@ def application(hub: Hub, gate: Gate) -> Any:
                 who, is_wrong = gate.principal(request.headers, request.scope[_NAMES])
                 if (who is None or is_wrong) and not endpoint.open:
                     hub.denied(Principal(""), "connect", "")
-                    raise Denied(
-                        "not authenticated", hint=_TOKEN, code="unauthenticated", status=401
-                    )
+                    raise _unknown()
                 who = who or access.NOBODY
                 _refuse_unknown(request, endpoint)
                 wait_s = hub.rate(who)

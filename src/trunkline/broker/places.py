@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from trunkline.errors import InvalidOption
+from trunkline.store import Store
 
 _OFFSET = re.compile(r"[0-9]{1,18}")
 
@@ -31,3 +32,11 @@ def read_mark(text: str, partitions: range) -> dict[int, int]:
     if text and not places:
         raise InvalidOption("Last-Event-ID is the id of an event of this tail")
     return {number: int(at) for number, at in places.items()}
+
+
+async def begin_anew(store: Store, topic: str, places: dict[int, int]) -> bool:
+    """If a topic was removed and made again, let it be followed from its first record on."""
+    bounds = {number: await store.bounds(topic, number) for number in places}
+    anew = {number: first for number, (first, end) in bounds.items() if places[number] > end}
+    places.update(anew)
+    return bool(anew)

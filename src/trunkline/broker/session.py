@@ -19,7 +19,7 @@ import msgspec
 
 from trunkline import access
 from trunkline.access import Principal
-from trunkline.broker.cloudevents import from_batch, from_cloudevent
+from trunkline.broker.cloudevents import read_cloudevents
 from trunkline.broker.hub import Hub
 from trunkline.broker.subscriber import Held, Subscriber
 from trunkline.bus import Outcome
@@ -33,7 +33,7 @@ from trunkline.errors import (
     ProtocolError,
     TrunklineError,
 )
-from trunkline.event import Event, Receipt, decode_payload
+from trunkline.event import Event, Receipt
 from trunkline.frames import (
     Ack,
     Auth,
@@ -51,7 +51,6 @@ from trunkline.frames import (
     Published,
     Subscribe,
     Unsubscribe,
-    code_of,
     dump,
     event_of,
     failure_of,
@@ -71,23 +70,6 @@ GOING_AWAY, POLICY, TRY_LATER, UNAUTHORIZED = 1012, 1008, 1013, 4401
 
 Place = tuple[str, int, str]
 Op = Callable[["Session", dict[str, Any]], Any]
-
-
-def read_cloudevents(data: bytes) -> list[Any]:
-    """What a client says whose events are CloudEvents: one to publish, a batch of them, or frames,
-    which have no ``specversion``.
-    """
-    if b'"specversion"' not in data:
-        return list(read_asked(data))
-    try:
-        found = decode_payload(data)
-        if not isinstance(found, list):
-            event = from_cloudevent(found, "")
-            return [Publish(corr=event.id, event=event)]
-        events = from_batch(found, "")
-        return [Publish(corr=events[0].id, events=events)]
-    except TrunklineError as error:
-        return [Bad(ProtocolError(error.message, code=code_of(error)))]
 
 
 class Wire(Protocol):
@@ -211,11 +193,11 @@ class Session:
             self.fail(Denied("not authenticated", code="unauthenticated"), frame.corr, fatal=True)
             self.leave(UNAUTHORIZED, "not authenticated")
             return
-        self.who, self.is_known = who, True
-        self._may.clear()
+        self.is_known = True
         if self._limbo is not None:
             self._limbo.cancel()
         self.tell(Ok(corr=frame.corr))
+        self._become(who)
 
     def _unknown(self) -> None:
         if not self.is_known:
@@ -414,11 +396,14 @@ class Session:
             first = held.get(frame.offset)
             chosen = [first] if first is not None else []
             if first is None or first.subscriber.upto:
-                chosen = [
+                below = [
                     one
                     for offset, one in held.items()
                     if offset <= frame.offset and one.subscriber.upto
                 ]
+                whose = {one.subscriber for one in below} if first is None else {first.subscriber}
+                if len(whose) == 1:  # else nobody knows which subscription it is for
+                    chosen = [one for one in below if one.subscriber in whose]
             chosen += [held[o] for o in frame.offsets or () if o in held and o != frame.offset]
             for one in chosen:
                 count += self.finish(one, Outcome.ACK)
@@ -565,6 +550,10 @@ class Session:
             return
         if who == self.who and self._rights == self.hub.rights.version:
             return
+        self._become(who)
+
+    def _become(self, who: Principal) -> None:
+        """Hold this connection to the rights of ``who`` from here on."""
         self.who, self._rights = who, self.hub.rights.version
         self._may.clear()
         for subscriber in list(self._subscribers.values()):

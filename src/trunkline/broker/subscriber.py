@@ -15,7 +15,7 @@ from trunkline.broker.hub import Hub
 from trunkline.bus import Delivery, Outcome, Start
 from trunkline.buses.stream import LocalSubscription
 from trunkline.clock import Handle
-from trunkline.errors import InvalidFilter, TrunklineError
+from trunkline.errors import InvalidFilter, InvalidOption, TrunklineError
 from trunkline.event import Event, Record
 from trunkline.frames import (
     From,
@@ -304,9 +304,9 @@ def _emptied(record: Record) -> Record:
 def _start(start: From | None) -> Start:
     if start is None or start.kind in ("latest", "earliest"):
         return "latest" if start is None else start.kind
-    if start.kind == "timestamp":
-        return time_of(start.value or 0)
-    return int(start.value or 0)
+    if start.value is None:
+        raise InvalidOption(f"from a {start.kind} needs a value", name="from")
+    return time_of(start.value) if start.kind == "timestamp" else int(start.value)
 
 
 def _filter(where: str | None, wanted: Wanted | None) -> Callable[[Event], bool] | None:

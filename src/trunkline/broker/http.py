@@ -166,7 +166,7 @@ def _refuse_unknown(request: Request, endpoint: Endpoint) -> None:
             )
 
 
-class Requests(HttpToolsProtocol):
+class Asking(HttpToolsProtocol):
     """uvicorn's connections, which know the names in a client's certificate, are only so many, and
     do not wait for ever for a request, nor for a client that takes nothing of the answer.
     """
@@ -243,8 +243,8 @@ class Requests(HttpToolsProtocol):
         )
 
 
-def requests_for(hub: Hub) -> type[Requests]:
-    return type("Requests", (Requests,), {"hub": hub})
+def requests_for(hub: Hub) -> type[Asking]:
+    return type("Asking", (Asking,), {"hub": hub})
 
 
 class _Guard:

@@ -82,6 +82,15 @@ def sync_dir(path: str) -> None:
 
 def replace_file(path: str, data: bytes) -> None:
     """Put ``data`` in the place of whatever ``path`` is now: all of it or none, durably."""
+    temp = stage_file(path, data)
+    try:
+        move_file(temp, path)
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def stage_file(path: str, data: bytes) -> str:
+    """Write a file that may be moved to ``path``; its name."""
     temp = f"{path}.{secrets.token_hex(4)}.tmp"
     try:
         fd = open_file(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -93,9 +102,9 @@ def replace_file(path: str, data: bytes) -> None:
             raise
         finally:
             os.close(fd)
-        move_file(temp, path)
     except OSError as error:
         raise storage_error(error, path) from error
+    return temp
 
 
 def move_file(source: str, target: str) -> None:

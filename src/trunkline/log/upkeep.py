@@ -1,13 +1,15 @@
 """What is done to a log besides appending: trim, retention, compaction, compression, verification.
 
 Finished segments are never changed in place: a new file takes the old one's name, and until it does
-the old one counts.
+the old one counts. Any process may do it at any time: what another one changed or removed meanwhile
+is left as it is.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,9 +23,11 @@ from trunkline.log.folder import Folder
 from trunkline.log.head import Head
 from trunkline.log.line import Damaged, Line, Seal, frame_seal, parse
 from trunkline.log.segment import DIGEST_SIZE, Entry, Segment, index_line, pack, with_digest
+from trunkline.options import TopicOptions
 
 LAKE_GROUP = "pipeline.lake"  # what Spark has copied to its tables
 _FRAME = 1024 * 1024
+_TRIES = 5
 Progress = Callable[[int, int], None]
 
 
@@ -136,6 +140,18 @@ def compact(folder: Folder, topic: str, partition: int, progress: Progress | Non
     once every group has seen it. What some group has not settled stays unless the topic says so.
     """
     _make_head_durable(folder, topic, partition)
+    removed: list[int] = []
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError):  # another process was quicker: look again
+            _compact(folder, topic, partition, progress, removed)
+            break
+    return sum(removed)
+
+
+def _compact(
+    folder: Folder, topic: str, partition: int, progress: Progress | None, removed: list[int]
+) -> None:
+    """Adds to ``removed`` how many went, for each segment that was rewritten."""
     reader = folder.fresh_reader(topic, partition)
     try:
         head = reader.head()
@@ -144,7 +160,7 @@ def compact(folder: Folder, topic: str, partition: int, progress: Progress | Non
         # Nothing to gain before another segment is finished or the groups have moved on.
         state = (head.segment, limit)
         if folder.compacted.get((topic, partition)) == state:
-            return 0
+            return
         latest: dict[str, int] = {}
         durable = replace(head, end=head.durable)  # what a power cut may take replaces nothing
         for done, segment in enumerate(files):
@@ -153,7 +169,6 @@ def compact(folder: Folder, topic: str, partition: int, progress: Progress | Non
                     latest[line.meta.key] = line.offset
             if progress is not None:
                 progress(done + 1, 2 * len(files))
-        removed = 0
         for done, segment in enumerate(files):
             seal = segment.seal if segment.number < head.segment else None
             if seal is not None:
@@ -163,12 +178,13 @@ def compact(folder: Folder, topic: str, partition: int, progress: Progress | Non
                     if line.offset > limit or _is_latest(line, latest)
                 ]
                 if len(kept) < seal.count:
-                    removed += seal.count - len(kept)
-                    _rewrite(segment, kept, replace(seal, count=len(kept), holes=True))
+                    guard = _unchanged(folder, topic, partition, segment)
+                    fresh = replace(seal, count=len(kept), holes=True)
+                    _rewrite(segment, kept, fresh, guard=guard)
+                    removed.append(seal.count - len(kept))
             if progress is not None:
                 progress(len(files) + done + 1, 2 * len(files))
         folder.compacted[topic, partition] = state
-        return removed
     finally:
         reader.close()
 
@@ -177,6 +193,21 @@ def _is_latest(line: Line, latest: dict[str, int]) -> bool:
     if line.meta is None or line.meta.key is None:
         return True
     return latest[line.meta.key] == line.offset and line.meta.payload is not None
+
+
+@contextmanager
+def _unchanged(folder: Folder, topic: str, partition: int, segment: Segment) -> Iterator[None]:
+    """Hold the log while a new file takes a segment's place; ``FileNotFoundError`` if the one that
+    was read is not there any more.
+    """
+    writer = folder.writer(topic, partition)
+    writer.begin()
+    try:
+        if os.stat(segment.path).st_ino != os.fstat(segment.open()).st_ino:
+            raise FileNotFoundError(segment.path)
+        yield
+    finally:
+        writer.end()
 
 
 def _make_head_durable(folder: Folder, topic: str, partition: int) -> None:
@@ -200,28 +231,43 @@ def pack_segments(folder: Folder, topic: str, partition: int) -> int:
         head = reader.head()
         for segment in reader.files():
             if segment.number < head.segment and not (segment.packed or segment.bad):
-                seal = segment.seal
-                if seal is not None:
-                    lines = [(line, text) for line, text in _records(segment, head)]
-                    _rewrite(segment, lines, seal, packed=True)
-                    atomic.remove_files([segment.path])
-                    packed += 1
+                with suppress(FileNotFoundError):  # another process was quicker
+                    packed += _pack(folder, topic, partition, segment, head)
     finally:
         reader.close()
     return packed
 
 
+def _pack(folder: Folder, topic: str, partition: int, segment: Segment, head: Head) -> bool:
+    seal = segment.seal
+    if seal is not None:
+        guard = _unchanged(folder, topic, partition, segment)
+        _rewrite(segment, list(_records(segment, head)), seal, packed=True, guard=guard)
+    return seal is not None
+
+
 def tend(folder: Folder) -> None:
-    """Do for every topic what its options ask for."""
+    """Do for every topic what its options ask for. What fails keeps nothing else from it."""
+    failed: TrunklineError | None = None
     for topic, options in folder.topics().items():
-        limits = (options.retention_age_s, options.retention_bytes, options.retention_records)
         for partition in range(options.partitions):
-            if any(limit is not None for limit in limits):
-                retain(folder, topic, partition)
-            if options.compact:
-                compact(folder, topic, partition)
-            if options.compress:
-                pack_segments(folder, topic, partition)
+            try:
+                with suppress(FileNotFoundError):  # another process is at it
+                    _tend(folder, topic, partition, options)
+            except TrunklineError as error:
+                failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def _tend(folder: Folder, topic: str, partition: int, options: TopicOptions) -> None:
+    limits = (options.retention_age_s, options.retention_bytes, options.retention_records)
+    if any(limit is not None for limit in limits):
+        retain(folder, topic, partition)
+    if options.compact:
+        compact(folder, topic, partition)
+    if options.compress:
+        pack_segments(folder, topic, partition)
 
 
 def _records(segment: Segment, head: Head) -> Iterator[tuple[Line, bytes]]:
@@ -245,8 +291,11 @@ def _rewrite(
     seal: Seal,
     *,
     packed: bool | None = None,
+    guard: AbstractContextManager[None] | None = None,
 ) -> None:
-    """Put a new file in the place of a finished segment, with these of its lines."""
+    """Put a new file in the place of a finished segment, with these of its lines. The ``guard`` is
+    held while it takes that place.
+    """
     packed = segment.packed if packed is None else packed
     blocks: list[bytes] = []
     entries: list[Entry] = []
@@ -285,13 +334,27 @@ def _rewrite(
     if not packed:
         entries = [replace_entry(entry) for entry in entries[1:-2]]
     target = segment.path if segment.packed or not packed else segment.path + ".zst"
-    index = b"".join(map(index_line, entries))
-    if packed:  # its frames are found by the index, so that comes first
-        atomic.replace_file(segment.index_path, index)
-        atomic.replace_file(target, with_digest(b"".join(blocks)))
-    else:
-        atomic.replace_file(target, b"".join(blocks))
-        atomic.replace_file(segment.index_path, index)
+    data = b"".join(blocks)
+    files = {target: with_digest(data) if packed else data}
+    index = {segment.index_path: b"".join(map(index_line, entries))}
+    # The frames of a compressed one are found by the index, so that comes first.
+    files = index | files if packed else files | index
+    staged: dict[str, str] = {}
+    try:
+        for path, content in files.items():
+            staged[path] = atomic.stage_file(path, content)
+        with guard or nullcontext():
+            for path in files:
+                atomic.move_file(staged.pop(path), path)
+            if guard is not None and target != segment.path:
+                atomic.remove_files([segment.path])
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise atomic.storage_error(error, target) from error
+    finally:
+        for temp in staged.values():
+            os.unlink(temp)
 
 
 def replace_entry(entry: Entry) -> Entry:

@@ -187,7 +187,8 @@ class FileStore:
     def _start(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._spawn(self._every(self.options.upkeep_s, partial(upkeep.tend, self.folder)))
+            tend = partial(upkeep.tend, self.folder)
+            self._spawn(self._every(self.options.upkeep_s, tend, "upkeep"))
         return self._loop
 
     def _begin(self, lane: _Lane) -> None:
@@ -367,7 +368,8 @@ class FileStore:
             self._watching = True
             self._start()
             self._spawn(self._watch())
-            self._spawn(self._every(self.options.journal_sync_s, self.folder.sync_groups))
+            sync = self.folder.sync_groups
+            self._spawn(self._every(self.options.journal_sync_s, sync, "syncing journals"))
 
     def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(job))
@@ -403,14 +405,14 @@ class FileStore:
         for topic in topics:
             self.bell.ring(topic or None)
 
-    async def _every(self, seconds: float, job: Callable[[], object]) -> None:
+    async def _every(self, seconds: float, job: Callable[[], object], what: str) -> None:
         """Do a job in a thread now and then; what fails is tried again."""
         while True:
             await asyncio.sleep(seconds)
             try:
                 await asyncio.to_thread(job)
             except (TrunklineError, OSError) as error:
-                logger.warning("%s failed: %s", job, error)
+                logger.warning("%s failed: %s", what, error)
 
     def _check(self) -> None:
         if self._closed:

@@ -239,6 +239,7 @@ def _stall_many(url: str, consumers: int, ready: Event, enough: Event) -> None:
         protocol.receive_data(made[-1].recv(4096))
         protocol.send_text(_subscribing(f"stalled-{number}").encode())
         made[-1].sendall(b"".join(protocol.data_to_send()))
+        made[-1].recv(100)  # it is subscribed
     ready.set()
     enough.wait()
 
@@ -380,6 +381,27 @@ async def test_a_consumer_that_does_not_read_is_let_go(broker: Broker) -> None:
         await until(lambda: broker.hub.counts.evicted == 3)
         await until(lambda: len(broker.hub.sessions) == 1)
         assert (await bus.publish("t", 1)).offset == 401
+
+
+@pytest.mark.parametrize("settings", [{"stall_s": 1.0}])
+async def test_a_consumer_that_reads_slowly_is_not_let_go(broker: Broker) -> None:
+    await broker.hub.bus.publish_many("t", ["x" * 900_000] * 2)
+    loop = asyncio.get_running_loop()
+    with contextlib.closing(_small_socket(broker.url)) as slow:
+        slow.setblocking(False)
+        protocol = ClientProtocol(parse_uri(broker.url))
+        protocol.send_request(protocol.connect())
+        await loop.sock_sendall(slow, b"".join(protocol.data_to_send()))
+        protocol.receive_data(await loop.sock_recv(slow, 4096))
+        protocol.send_text(_subscribing("slow").encode())
+        await loop.sock_sendall(slow, b"".join(protocol.data_to_send()))
+        size = 0
+        while size < 1_200_000:
+            found = await loop.sock_recv(slow, 20_000)
+            assert found, "it was let go"
+            size += len(found)
+            await asyncio.sleep(len(found) / 400_000)
+    assert broker.hub.counts.evicted == 0
 
 
 @pytest.mark.slow

@@ -117,6 +117,7 @@ class Session:
         self._taken_bytes = 0  # read since nothing was being published
         self._out: list[bytes] = []
         self._out_bytes = 0
+        self._said_bytes = 0
         self._orders: asyncio.Queue[Subscribe | Unsubscribe | Call] = asyncio.Queue()
         self._clerk: asyncio.Task[None] | None = None
         self._paused = False
@@ -498,18 +499,24 @@ class Session:
             self.flush()
 
     def flush(self) -> None:
-        out, self._out, self._out_bytes = self._out, [], 0
+        out, size, self._out, self._out_bytes = self._out, self._out_bytes, [], 0
         if not out or self._closed:
             return
         # What was there before counts, not what is said now: one answer may be large.
         if self._wire.pending() > self.hub.options.pending_bytes:
             self.evict("too much is waiting for it")
             return
+        self._said_bytes += size
         if self.batch:
             self._wire.send(join(out))
         else:
             for data in out:
                 self._wire.send(data)
+
+    @property
+    def taken(self) -> int:
+        """About how many bytes the other side has taken."""
+        return self._said_bytes - self._wire.pending()
 
     def fail(self, error: TrunklineError, corr: Corr | None = None, **fields: Any) -> None:
         self.tell(failure_of(error, corr, **fields))

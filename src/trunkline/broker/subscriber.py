@@ -51,6 +51,9 @@ class Owner(Protocol):
     held: dict[tuple[str, int, str], dict[int, Held]]
     writable: asyncio.Event
 
+    @property
+    def taken(self) -> int: ...
+
     def put(self, data: bytes) -> None: ...
 
     def flush(self) -> None: ...
@@ -198,12 +201,15 @@ class Subscriber:
     async def _room(self, count: int) -> int:
         """How many of ``count`` may be sent now; waits until it is at least one."""
         session = self._session
-        if not session.writable.is_set():
+        while not session.writable.is_set():
             patience_s = self._hub.options.stall_s * uniform(1.0, 1.2)  # not all at one moment
+            taken = session.taken
             try:
                 async with asyncio.timeout(patience_s):
                     await session.writable.wait()
             except TimeoutError:
+                if session.taken > taken:
+                    continue  # slow is not stalled
                 session.evict(f"it took nothing for {self._hub.options.stall_s:g} s")
                 await asyncio.Event().wait()  # until the session closes this
         while (credits := self.credits()) == 0:

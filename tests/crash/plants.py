@@ -124,13 +124,16 @@ def settled_in_memory() -> None:
 def replaced_in_place() -> None:
     """A file is written over, not replaced."""
 
-    def replace_file(path: str, data: bytes) -> None:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    def move_file(source: str, target: str) -> None:
+        with open(source, "rb") as file:
+            data = file.read()
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.write(fd, data[: len(data) // 2])
         os.write(fd, data[len(data) // 2 :])
         os.close(fd)
+        os.unlink(source)
 
-    _plant(atomic, "replace_file", replace_file)
+    _plant(atomic, "move_file", move_file)
 
 
 def journal_before_its_base() -> None:
@@ -160,12 +163,12 @@ def old_file_removed_first() -> None:
     """Compression removes the plain segment before the packed one is there."""
     rewrite = upkeep._rewrite
 
-    def hasty(segment: Segment, *args: Any, packed: bool | None = None) -> None:
+    def hasty(segment: Segment, *args: Any, packed: bool | None = None, guard: Any = None) -> None:
         if packed:
-            lines = list(args[0])
+            lines, guard = list(args[0]), None
             atomic.remove_files([segment.path])
             args = (lines, *args[1:])
-        rewrite(segment, *args, packed=packed)
+        rewrite(segment, *args, packed=packed, guard=guard)
 
     _plant(upkeep, "_rewrite", hasty)
 

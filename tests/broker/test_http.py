@@ -40,6 +40,19 @@ async def publish(http: httpx.AsyncClient, topic: str, payload: Any, **members: 
     return done.json()
 
 
+def counted(monkeypatch: pytest.MonkeyPatch, thing: Any, name: str) -> list[None]:
+    """From here on one entry for each call of a method."""
+    calls: list[None] = []
+    method = getattr(thing, name)
+
+    def call(*args: Any) -> Any:
+        calls.append(None)
+        return method(*args)
+
+    monkeypatch.setattr(thing, name, call)
+    return calls
+
+
 async def _letters(http: httpx.AsyncClient, count: int) -> Any:
     found = (await http.get("/topics/t/dlq")).json()["letters"]
     return found if len(found) == count else None
@@ -113,6 +126,17 @@ class TestTopics:
                 return [one["policy"] for one in found]
 
             assert all(one == policy for one in await until(policies)), topic
+
+    async def test_many_topics_are_looked_for_once(
+        self, http: httpx.AsyncClient, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for n in range(50):
+            await broker.hub.bus.define(f"t.{n}")
+        looks = counted(monkeypatch, broker.hub.bus.store, "topics")
+        assert len((await http.get("/topics")).json()["topics"]) == 50
+        assert len(looks) < 5
+        async with broker.hub.bus.subscribe("t.*", group="g"):
+            assert len(looks) < 10
 
     async def test_what_cannot_be_defined_changes_no_policy(self, http: httpx.AsyncClient) -> None:
         await http.post("/topics", json={"topic": "t", "partitions": 2, "maxAttempts": 2})

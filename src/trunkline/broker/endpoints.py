@@ -88,8 +88,12 @@ async def create_topic(ask: Ask) -> Response:
 
 
 async def list_topics(ask: Ask) -> Response:
-    names = [n for n in sorted(await ask.hub.bus.topics()) if ask.hub.allows(ask.who, "read", n)]
-    return reply({"topics": [await _topic(ask, name) for name in names]})
+    found = []
+    for name, options in sorted((await ask.hub.bus.topics()).items()):
+        if ask.hub.allows(ask.who, "read", name):
+            found.append(await _topic(ask, name, options))
+            await asyncio.sleep(0)  # others have their turn, too
+    return reply({"topics": found})
 
 
 async def get_topic(ask: Ask) -> Response:
@@ -112,10 +116,10 @@ async def _known(ask: Ask, action: Any) -> str:
     return name
 
 
-async def _topic(ask: Ask, name: str) -> dict[str, Any]:
-    bus = ask.hub.bus
-    options = (await bus.topics()).get(name, TopicOptions())
-    bounds = [await bus.store.bounds(name, number) for number in range(options.partitions)]
+async def _topic(ask: Ask, name: str, options: TopicOptions | None = None) -> dict[str, Any]:
+    store = ask.hub.bus.store
+    options = options or (await ask.hub.bus.topics()).get(name, TopicOptions())
+    bounds = [await store.bounds(name, number) for number in range(options.partitions)]
     config = msgspec.to_builtins(ask.hub.configs.get(name))
     return {
         **config,

@@ -18,7 +18,7 @@ from trunkline.clock import Clock
 from trunkline.errors import Closed, Conflict, InvalidFilter, TrunklineError
 from trunkline.event import Event, Record
 from trunkline.group import Group, Lease
-from trunkline.options import Flow, GroupOptions, TopicOptions
+from trunkline.options import Flow, GroupOptions, TopicOptions, TtlPolicy
 from trunkline.pump import Hooks, Pump, Turns
 from trunkline.store import GroupKey, Store
 from trunkline.topics import is_dead, is_pattern, matches
@@ -53,7 +53,12 @@ class Pumps:
         return len(self._pumps)
 
     async def get(
-        self, key: GroupKey, start: Start, policy: GroupOptions | None, default: Default
+        self,
+        key: GroupKey,
+        start: Start,
+        policy: GroupOptions | None,
+        default: Default,
+        ttl: TtlPolicy,
     ) -> Pump:
         """The pump of one group and partition, made when it is first asked for."""
         if key not in self._pumps:
@@ -61,10 +66,8 @@ class Pumps:
         elif policy is not None:
             name = _name(key)
             await self.store.update(key, lambda group: group.define(policy, 0, name=name))
-        options = (await self.store.topics()).get(key.topic, TopicOptions())
         found = self._pumps.get(key)  # only now: it may have been closed meanwhile
         if found is None:
-            ttl = options.ttl_policy
             found = Pump(
                 self.store,
                 key,
@@ -398,10 +401,13 @@ class LocalSubscription:
             for partition in reversed(range(options.partitions)):
                 key = GroupKey(name, partition, self._group)
                 if key not in self._pumps:
-                    pump = await self._home.get(key, start, self._policy, self.default)
+                    pump = await self._home.get(
+                        key, start, self._policy, self.default, options.ttl_policy
+                    )
                     if key not in self._pumps and not self._closed:
                         self._pumps[key] = pump
                         pump.attach(self)
+                    await asyncio.sleep(0)  # there may be many, and others have their turn, too
 
 
 def _name(key: GroupKey) -> str:

@@ -34,7 +34,7 @@ from trunkline.where import compile_where
 _FRAMES_A_TURN = 64
 
 # How much the bus may lease beyond what the client has: a client that stalls costs no more.
-_AHEAD_BYTES = 32 * 1024
+_AHEAD_BYTES = 64 * 1024
 _AHEAD_RECORDS = 16  # as long as their size is not known
 _LIGHT_BYTES = 1024
 _LINGER_S = 0.005

@@ -418,3 +418,12 @@ def test_processes_that_share_a_group_never_hold_two_of_a_key(seed: int) -> None
         idle = 0 if took or group.leases or now < 50 else idle + 1
     assert groups[0].floor == 24
     assert not groups[0].again
+
+
+def test_what_the_log_does_not_hold_is_no_lag() -> None:
+    group = Group(GroupOptions(ordering="none"))
+    group.settle([2, 3, 4, 5, 12])
+    assert group.lag(20) == 14
+    assert group.lag(20, 10) == 9
+    group.redrive([3, 12])
+    assert group.lag(20, 10) == 10

@@ -63,3 +63,9 @@ def test_covers_means_every_one_of_them(
 def test_offsets_in_any_order_compress_to_ranges() -> None:
     assert compress([5, 1, 2, 9, 3]) == [(1, 3), (5, 5), (9, 9)]
     assert compress([]) == []
+
+
+@given(SPANS, OFFSETS)
+def test_those_behind_an_offset_are_counted(spans: list[tuple[int, int]], after: int) -> None:
+    ranges = Ranges(spans)
+    assert ranges.count(after) == len({offset for offset in members(ranges) if offset > after})

@@ -134,9 +134,7 @@ class Group:
         if name is None:
             heapq.heappush(self._ready[item.rank], offset)
             return
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = deque()
+        lane = self._lanes.setdefault(name, deque())
         at, begun = len(lane), offset in self.attempts
         if begun or offset in self._late:
             while at and lane[at - 1] not in self.attempts and (begun or lane[at - 1] > offset):
@@ -399,7 +397,8 @@ class Group:
     def lag(self, next_offset: int, first: int = 1) -> int:
         """How many records in ``[first, next_offset)`` are not settled."""
         floor = max(self.floor, first - 1)
-        return max(0, next_offset - 1 - floor - len(self.settled)) + len(self.again)
+        behind = max(0, next_offset - 1 - floor - self.settled.count(floor))
+        return behind + sum(offset >= first for offset in self.again)
 
     def next_wakeup(self, now: float, wall: float) -> float | None:
         """How many seconds until something becomes due."""

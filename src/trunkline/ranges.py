@@ -60,7 +60,11 @@ class Ranges:
 
     def __len__(self) -> int:
         """How many offsets."""
-        return sum(last - first + 1 for first, last in self)
+        return self.count(-1)
+
+    def count(self, after: int) -> int:
+        """How many of them lie behind ``after``."""
+        return sum(last - max(first - 1, after) for first, last in self if last > after)
 
     def __bool__(self) -> bool:
         return bool(self._starts)

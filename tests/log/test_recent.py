@@ -99,3 +99,21 @@ def test_files_that_others_replaced(folder: Folder, opener: Opener) -> None:
     keyed(other, "z")
     assert keyed(fresh, "z")[1] == {0}
     assert keyed(folder, "z")[1] == {0}
+
+
+@pytest.mark.parametrize("seconds", [30, 3600])
+def test_compaction_leaves_the_time_of_a_batch_of_which_it_leaves_a_record(
+    folder: Folder, opener: Opener, clock: ManualClock, seconds: int
+) -> None:
+    """The last line of a batch tells when it was written, and may go."""
+    folder.define(TOPIC, TopicOptions(dedup_window_s=60.0, segment_records=3))
+    put(folder, event(1, key="a", idem_key="ia"), event(2, key="b", idem_key="ib"))
+    clock.advance(seconds)
+    for n, key in ((3, "c"), (4, "b"), (5, "e"), (6, "d"), (7, "d")):
+        put(folder, event(n, key=key))
+        upkeep.compact(folder, TOPIC, 0)
+    again = opener()
+    assert list(payloads(again)) == [1, 3, 4, 5, 7]
+    assert not list(upkeep.verify(again, TOPIC, 0))
+    found = put(again, event(9, key="a", idem_key="ia")).duplicates
+    assert found == ({0: 1} if seconds < 60 else {})

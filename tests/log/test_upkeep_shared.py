@@ -93,3 +93,13 @@ def test_one_that_is_damaged_does_not_keep_the_others_waiting(
     with pytest.raises(Corrupt):
         upkeep.tend(opener())
     assert payloads(opener(), topic="u") == {7: 6, 8: 7}
+
+
+def test_the_reserve_is_filled_again_where_nobody_publishes(opener: Opener, root: str) -> None:
+    folder = opener(reserve_bytes=4096)
+    assert folder.make_room()
+    assert os.path.getsize(f"{root}/reserve") == 0
+    assert folder.is_full
+    upkeep.tend(folder)
+    assert os.path.getsize(f"{root}/reserve") == 4096
+    assert not folder.is_full

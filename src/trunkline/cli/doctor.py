@@ -295,7 +295,7 @@ def _letters(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagno
         first, end = folder.bounds(name, 0)
         key = GroupKey(name, 0, DESK)
         try:
-            count = folder.group(key).lag(end) if folder.has_group(key) else end - first
+            count = folder.group(key).lag(end, first) if folder.has_group(key) else end - first
         except Corrupt as error:
             remedy = f"trunkline group seek {name} {DESK} --to start"
             yield Diagnosis("error", name, error.message, remedy)

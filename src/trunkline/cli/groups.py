@@ -70,7 +70,7 @@ def group_row(folder: Folder, key: GroupKey) -> dict[str, Any]:
             "partition": key.partition,
             "group": key.group,
             "floor": group.floor,
-            "lag": group.lag(end) - _gone(group, first),
+            "lag": group.lag(end, first),
             "leases": len(group.leases),
             "waiting": sum(at > now for at in group.waiting.values()),
             "paused": group.paused,
@@ -78,12 +78,6 @@ def group_row(folder: Folder, key: GroupKey) -> dict[str, Any]:
         }
 
     return folder.look(key, look)
-
-
-def _gone(group: Group, first: int) -> int:
-    """How many unsettled offsets the log no longer holds."""
-    settled = sum(min(b, first - 1) - a + 1 for a, b in group.settled if a < first)
-    return max(0, first - 1 - group.floor - settled)
 
 
 def run_ls(args: argparse.Namespace) -> int:

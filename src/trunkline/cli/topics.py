@@ -263,7 +263,8 @@ def run_purge(args: argparse.Namespace) -> int:
 def _unsettled(folder: Folder, topic: str, partition: int, before: int) -> int:
     """How many records below ``before`` the group that is most behind has not settled."""
     keys = [key for key in folder.groups() if key[:2] == (topic, partition)]
-    return max([folder.group(key).lag(before) for key in keys], default=0)
+    first, _ = folder.bounds(topic, partition)
+    return max([folder.group(key).lag(before, first) for key in keys], default=0)
 
 
 def run_compact(args: argparse.Namespace) -> int:

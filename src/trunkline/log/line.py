@@ -75,6 +75,11 @@ def frame_batch(first: int, bodies: Sequence[bytes], durable: int, at: int) -> l
     return [b'%b,"crc":"%08x"}\n' % (head, crc32(head)) for head in heads]
 
 
+def with_commit(line: bytes, commit: Commit) -> bytes:
+    """A line that had none, as one that tells of its batch."""
+    return close_line(line[:-_TAIL] + b',"commit":' + _encode(commit))[:-1]
+
+
 def frame_seal(seal: Seal) -> bytes:
     return close_line(b'{"seal":' + _encode(seal))
 

@@ -18,10 +18,10 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from trunkline.errors import Corrupt, NotFound, StorageFull, TrunklineError
-from trunkline.log import atomic
+from trunkline.log import atomic, reserve
 from trunkline.log.folder import Folder
 from trunkline.log.head import Head
-from trunkline.log.line import Damaged, Line, Seal, frame_seal, parse
+from trunkline.log.line import Damaged, Line, Seal, frame_seal, parse, with_commit
 from trunkline.log.segment import DIGEST_SIZE, Entry, Segment, index_line, pack, with_digest
 from trunkline.options import TopicOptions
 
@@ -172,11 +172,7 @@ def _compact(
         for done, segment in enumerate(files):
             seal = segment.seal if segment.number < head.segment else None
             if seal is not None:
-                kept = [
-                    (line, text)
-                    for line, text in _records(segment, head)
-                    if line.offset > limit or _is_latest(line, latest)
-                ]
+                kept = _kept(_records(segment, head), limit, latest)
                 if len(kept) < seal.count:
                     guard = _unchanged(folder, topic, partition, segment)
                     fresh = replace(seal, count=len(kept), holes=True)
@@ -187,6 +183,25 @@ def _compact(
         folder.compacted[topic, partition] = state
     finally:
         reader.close()
+
+
+def _kept(
+    lines: Iterable[tuple[Line, bytes]], limit: int, latest: dict[str, int]
+) -> list[tuple[Line, bytes]]:
+    """What a compaction leaves. If the last line of a batch goes, the one that is left before it
+    says in its place when the batch was written.
+    """
+    kept: list[tuple[Line, bytes]] = []
+    begin = 0  # of its batch
+    for line, text in lines:
+        if line.offset > limit or _is_latest(line, latest):
+            kept.append((line, text))
+        elif line.commit is not None and len(kept) > begin:
+            last, data = kept[-1]
+            kept[-1] = (last, with_commit(data, line.commit))
+        if line.commit is not None:
+            begin = len(kept)
+    return kept
 
 
 def _is_latest(line: Line, latest: dict[str, int]) -> bool:
@@ -248,6 +263,8 @@ def _pack(folder: Folder, topic: str, partition: int, segment: Segment, head: He
 
 def tend(folder: Folder) -> None:
     """Do for every topic what its options ask for. What fails keeps nothing else from it."""
+    if folder.is_full:  # was, and nobody may publish here, which would find out
+        folder.is_full = not reserve.fill(folder.path, folder.options.reserve_bytes)
     failed: TrunklineError | None = None
     for topic, options in folder.topics().items():
         for partition in range(options.partitions):

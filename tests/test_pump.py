@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+from trunkline.buses import connect
 from trunkline.buses.local import LocalBus
 from trunkline.errors import Corrupt, StorageFull
 from trunkline.event import Event, Receipt, Record
@@ -410,3 +412,56 @@ async def test_those_who_have_long_to_go_take_turns() -> None:
         most = max(most, len(at_work) - before)
     assert most == 1
     assert at_work == [0, 1, 2, 3, 4, 6, 7] * 3, "each has its turn before anyone has another"
+
+
+async def test_what_comes_before_damage_is_delivered_before_it_is_told(tmp_path: Path) -> None:
+    async with connect(f"file:{tmp_path}") as bus:
+        for number in range(60):
+            await bus.publish("orders", number)
+    segment = tmp_path / "wal" / "orders.00000001.jsonl"
+    lines = segment.read_bytes().splitlines(keepends=True)
+    lines[40] = lines[40].replace(b'"payload":40', b'"payload":41')
+    segment.write_bytes(b"".join(lines))
+    seen: list[int] = []
+    async with (
+        connect(f"file:{tmp_path}") as bus,
+        bus.subscribe("orders", group="billing", max_inflight=3) as stream,
+    ):
+        with contextlib.suppress(Corrupt):
+            while True:
+                delivery = await soon(stream)
+                seen.append(delivery.event.payload)
+                await delivery.ack()
+    assert seen == list(range(40))
+
+
+async def test_what_expired_is_no_letter_of_those_who_did_not_want_it(
+    bus: LocalBus, clock: ManualClock
+) -> None:
+    await bus.define("orders", ttl_policy="dlq")
+    await bus.publish_many("orders", ["us", "eu"], ttl_s=1.0)
+    clock.advance(2)
+    await bus.publish("orders", "eu", key="fresh")
+    async with bus.subscribe("orders", group="billing", where="payload = 'eu'") as stream:
+        delivery = await soon(stream)
+        assert delivery.event.key == "fresh"
+        await delivery.ack()
+    letters = [letter async for letter in bus.dead_letters("orders").letters()]
+    assert [(letter.origin, letter.reason) for letter in letters] == [(2, "expired")]
+
+
+async def test_what_expired_is_delivered_when_it_is_redriven(
+    bus: LocalBus, clock: ManualClock
+) -> None:
+    await bus.define("orders", ttl_policy="dlq")
+    await bus.publish("orders", "late", ttl_s=1.0)
+    clock.advance(2)
+    async with bus.subscribe("orders", group="billing") as stream:
+        dead = bus.dead_letters("orders")
+        first = asyncio.ensure_future(soon(stream))
+        async with asyncio.timeout(10):
+            while not (letters := [letter async for letter in dead.letters()]):
+                await asyncio.sleep(0)
+        assert [letter.reason for letter in letters] == ["expired"]
+        assert [one.refused async for one in dead.redrive()] == [""]
+        assert (await first).event.payload == "late"

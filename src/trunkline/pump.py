@@ -22,7 +22,7 @@ from msgspec.json import encode
 from trunkline.bus import Delivery, Outcome
 from trunkline.clock import Clock, Handle
 from trunkline.dead import write_letter
-from trunkline.errors import LockTimeout, OutOfRange, StorageFull, TrunklineError
+from trunkline.errors import Corrupt, LockTimeout, OutOfRange, StorageFull, TrunklineError
 from trunkline.event import RANK, Event, Record
 from trunkline.group import Group, Item, Lease, Taken
 from trunkline.options import GroupOptions, TtlPolicy
@@ -130,6 +130,7 @@ class Pump:
         self._gap_to = 0
         self._gone: set[int] = set()  # redriven, but no longer in the log
         self._more = False
+        self._is_damaged = False  # the log, behind what is available
         self._acks: list[Lease] = []
         self._nacks: list[tuple[Lease, float | None, str]] = []
         self._terms: list[_Dead] = []
@@ -202,7 +203,8 @@ class Pump:
 
     def refill(self) -> None:
         """A subscriber has room again: see what there is for it, if anything was left."""
-        if self._group is None or self._back or self._more or self._group.available():
+        group = self._group
+        if group is None or self._back or self._more or self._is_damaged or group.available():
             self._wake.set()
 
     def _rung(self, topic: str | None) -> None:
@@ -370,6 +372,10 @@ class Pump:
         except OutOfRange as error:
             self._gap_to = error.first - 1
             self._ahead_from = group.read_to
+        except Corrupt:
+            self._is_damaged = group.available() > 0  # what comes before it comes first
+            if not self._is_damaged:
+                raise
 
     def _has_enough(self) -> bool:
         """What is not in the window cannot come first, however much it matters: keep it well
@@ -484,7 +490,9 @@ class Pump:
     def _offer(self, group: Group, record: Record, now: float) -> None:
         event = record.event
         due = event.not_before.timestamp() if event.not_before is not None else 0.0
-        expires = _NEVER if event.ttl_s is None else event.ts.timestamp() + event.ttl_s
+        expires = _NEVER
+        if event.ttl_s is not None and record.offset not in group.again:  # who redrives wants it
+            expires = event.ts.timestamp() + event.ttl_s
         group.offer(
             Item(
                 record.offset,
@@ -508,12 +516,15 @@ class Pump:
                         self._until = lease.until
                     outlet.put(self, record, lease)
                     return
-            if any(outlet.accepts(record.event) for outlet in self._outlets):
+            if self._is_wanted(record):
                 self._back.append(lease)
                 return
         # Compacted away or trimmed since it was read ahead, or filtered out: done with, now.
         self._acks.append(lease)
         self._told = True
+
+    def _is_wanted(self, record: Record) -> bool:
+        return any(outlet.accepts(record.event) for outlet in self._outlets)
 
     async def _bury(self) -> None:
         """Write dead letters, and only then let their records be settled."""
@@ -525,7 +536,7 @@ class Pump:
         for dead in buried:
             record = self._records.pop(dead.lease.offset, None)
             offsets.append(dead.lease.offset)
-            if record is not None:
+            if record is not None and (dead.reason != "expired" or self._is_wanted(record)):
                 letters.append(
                     write_letter(
                         record, self.key.group, dead.lease.attempt, dead.reason, dead.error, at

@@ -242,6 +242,10 @@ def test_what_takes_as_much_as_before_is_compatible(old: Any, new: Any) -> None:
     check_compatible(old, new, "backward")
 
 
+def test_long_lists_of_choices_are_compared_quickly() -> None:
+    check_compatible({"enum": [*range(20_000)]}, {"enum": [*range(20_001)]}, "backward")
+
+
 async def test_true_is_another_schema_than_one(bus: Any) -> None:
     registry = Registry(bus)
     await registry.add("t", {"const": 1}, "none")

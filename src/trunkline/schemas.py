@@ -274,7 +274,7 @@ def _narrower_values(inner: dict[str, Any], outer: dict[str, Any], path: str, wh
     if wide is not None and (narrow is None or not all(_is_one_of(t, wide) for t in narrow)):
         raise _broken(f"{path}/type", why)
     if allowed is not None and (
-        mine is None or not all(any(_same(v, a) for a in allowed) for v in mine)
+        mine is None or not set(map(_spelt, mine)) <= set(map(_spelt, allowed))
     ):
         raise _broken(f"{path}/enum", why)
 
@@ -339,7 +339,11 @@ def _choices(schema: dict[str, Any]) -> list[Any] | None:
 
 def _same(one: Any, other: Any) -> bool:
     """Equal as JSON, where 1 is not true. What is spelt differently counts as different."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    return _spelt(one) == _spelt(other)
+
+
+def _spelt(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _broken(path: str, why: str) -> Conflict:

@@ -463,3 +463,19 @@ async def test_what_expired_is_delivered_when_it_is_redriven(
         assert [letter.reason async for letter in dead.letters()] == ["expired"]
         assert [one.refused async for one in dead.redrive()] == [""]
         assert (await first).event.payload == "late"
+
+
+async def test_a_letter_stays_until_its_record_can_be_given_back(
+    bus: LocalBus, clock: ManualClock
+) -> None:
+    await bus.publish("orders", 1)
+    async with bus.subscribe("orders", group="billing") as stream:
+        await (await soon(stream)).term("no")
+        dead = bus.dead_letters("orders")
+        while not [letter async for letter in dead.letters()]:
+            await asyncio.sleep(0)
+        (early,) = [one.refused async for one in dead.redrive()]
+        await clock.settle()
+        again = [one.refused async for one in dead.redrive()] if early else [""]
+        assert again == [""]
+        assert (await soon(stream)).event.payload == 1

@@ -241,12 +241,17 @@ class Desk:
         return "" if there == [(letter.origin, letter.event.cause)] else "its record was removed"
 
     async def _give_back(self, letter: Letter, key: GroupKey) -> str:
-        def back(group: Group) -> bool:
-            group.redrive([letter.origin])
-            return group.created
+        def back(group: Group) -> str:
+            if not group.created:  # it was removed meanwhile
+                return f"the group {letter.group} is gone"
+            if group.redrive([letter.origin]) or letter.origin in group.again:
+                return ""
+            return (
+                "its record is still being given up"  # the letter is written before that is noted
+            )
 
-        if not await self._store.update(key, back):  # it was removed meanwhile
-            return f"the group {letter.group} is gone"
+        if refused := await self._store.update(key, back):
+            return refused
         await self._close(letter)
         self._store.bell.ring(letter.topic)
         return ""

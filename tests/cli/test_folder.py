@@ -304,3 +304,19 @@ def test_commands_that_need_no_loop_start_without_one(home: Path) -> None:
     )
 
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("number", "lost"), [(1, "1 to 10"), (2, "11 to 20"), (3, "21 to 30")])
+def test_the_doctor_misses_any_file_that_is_gone(
+    run: Run, home: Path, number: int, lost: str
+) -> None:
+    run("init")
+    run("topic", "create", "t", "--segment-records", "10")
+    for _ in range(3):
+        run("pub", "t", "1", "--count", "10")
+    (home / ".bus" / "wal" / f"t.{number:08d}.jsonl").unlink()
+    run("pub", "t", "2")  # goes on behind it
+
+    for told in (run("doctor"), run("doctor", "--salvage")):
+        assert told.code == 1
+        assert f"offsets {lost} are missing" in told.out

@@ -169,7 +169,7 @@ def _partition(
     try:
         reader = folder.reader(topic, partition)
         head = reader.head()
-        expected: int | None = None
+        expected: int | None = head.start
         files = reader.files()
         if head.end and all(segment.number != head.segment for segment in files):
             yield Diagnosis(
@@ -184,13 +184,7 @@ def _partition(
                 unread.append(name)
             first = None if segment.bad else segment.first
             if expected is not None and first is not None and first > expected:
-                missing = _spans([(expected, first - 1)])
-                yield Diagnosis(
-                    "error",
-                    name,
-                    f"{missing} missing before it: a file is gone",
-                    "put it back from a backup",
-                )
+                yield _lost(name, expected, first)
             seal = None if segment.bad or segment.number == head.segment else segment.seal
             expected = None if seal is None else seal.last + 1
             if segment.bad:
@@ -221,6 +215,8 @@ def _partition(
                     f"it is damaged (trunkline verify {topic} says where)",
                     "trunkline doctor --salvage",
                 )
+        if head.end == 0 and expected is not None and expected < head.next:
+            yield _lost(f"{topic}/{partition}", expected, head.next)
     except FileNotFoundError:  # removed or replaced while we looked, so there was life in it
         return
     except (ValueError, TrunklineError) as error:
@@ -228,6 +224,11 @@ def _partition(
         if isinstance(error, UnsupportedFormat):
             remedy = error.hint
         yield Diagnosis("error", f"{topic}/{partition}", str(error), remedy)
+
+
+def _lost(where: str, first: int, following: int) -> Diagnosis:
+    problem = f"{_spans([(first, following - 1)])} missing: a file is gone"
+    return Diagnosis("error", where, problem, "put it back from a backup")
 
 
 def _sum(segment: Segment, end: int) -> int:

@@ -3,7 +3,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 import trunkline
+from trunkline.access import EVERYTHING
+from trunkline.broker.options import BrokerOptions
+from trunkline.broker.server import Broker
+from trunkline.buses.remote import RemoteBus
 from trunkline.heartbeat import TOPIC, Beat, Heartbeat, Monitor
 from trunkline.testing.clock import ManualClock
 
@@ -74,3 +80,13 @@ async def test_a_function_that_fails_does_not_end_the_watch() -> None:
             await clock.run(3)
         assert told == ["one", "two", "one", "two"]
         assert len(monitor.late()) == 2
+
+
+async def test_a_monitor_that_hears_no_more_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    options = BrokerOptions(url="memory:", port=0, metrics_s=0, auth=True, rights_s=0.05)
+    async with Broker(options) as broker:
+        rights = broker.hub.rights
+        text, token = await rights.create("watcher", [EVERYTHING])
+        async with RemoteBus(broker.url, token=text) as bus, Monitor(bus):
+            await rights.revoke(token.id)
+            await seen(lambda: "not heard any more" in caplog.text)

@@ -9,7 +9,7 @@ import pytest
 
 import trunkline
 from trunkline import GroupOptions
-from trunkline.errors import Reject
+from trunkline.errors import InvalidEvent, Reject
 from trunkline.requests import Refused
 from trunkline.store import GroupKey
 from trunkline.tasks import Task, TaskQueue
@@ -222,3 +222,11 @@ async def test_the_last_try_is_the_last_of_the_policy_as_it_is_now(bus: Any) -> 
             await ticket.result(30)
         assert await bus.drain(30)
     assert tries == [1, 2]
+
+
+async def test_nothing_waits_for_the_result_of_a_task_that_was_refused(bus: Any) -> None:
+    async with TaskQueue(bus, "resize") as queue:
+        with pytest.raises(InvalidEvent):
+            await queue.enqueue(object(), result=True)
+        await asyncio.sleep(0)
+        assert not queue._results._waiting

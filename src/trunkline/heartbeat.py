@@ -125,6 +125,8 @@ class Monitor:
             async for delivery in stream:
                 self.note(delivery.event)
                 await delivery.ack()
+        except TrunklineError as error:
+            logger.warning("signs of life are not heard any more: %s", error)
         finally:
             await stream.close()
 

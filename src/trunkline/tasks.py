@@ -122,15 +122,20 @@ class TaskQueue:
             waiting = self._results.expect(id_)
         if delay_s is not None:
             fields["delay_s"] = delay_s
-        await self._bus.publish(
-            self.topic,
-            {"payload": payload},
-            key=key,
-            priority=priority,
-            id=id_,
-            headers=headers,
-            **fields,
-        )
+        try:
+            await self._bus.publish(
+                self.topic,
+                {"payload": payload},
+                key=key,
+                priority=priority,
+                id=id_,
+                headers=headers,
+                **fields,
+            )
+        except BaseException:
+            if waiting is not None:
+                waiting.cancel()
+            raise
         return Ticket(self, id_, waiting)
 
     async def cancel(self, id_: str) -> None:

@@ -205,6 +205,28 @@ async def test_run_handles_until_it_is_cancelled(bus: LocalBus) -> None:
         await running
 
 
+async def test_a_bus_that_only_runs_is_closed_at_its_end() -> None:
+    bus = trunkline.connect("memory:")
+    seen: list[Any] = []
+
+    @bus.on("orders", group="billing")
+    async def bill(event: Event) -> None:
+        seen.append(event.payload)
+
+    await bus.publish("orders", 1)
+    with pytest.raises(Closed, match="were not started"):
+        await bus.drain(5)
+    running = asyncio.create_task(bus.run())
+    await asyncio.sleep(0)
+    assert await bus.drain(10)
+    assert seen == [1]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    with pytest.raises(Closed):
+        await bus.publish("orders", 2)
+
+
 async def test_health_tells_of_a_handler_that_could_not_begin(bus: LocalBus) -> None:
     assert (await bus.health())["ok"] is True
     async with bus.subscribe("orders", group="billing", policy=GroupOptions(max_retries=1)):

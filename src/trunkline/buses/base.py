@@ -270,6 +270,8 @@ class BusBase(ABC):
         """Wait until every group that has handlers here has settled all there is; False if that
         took longer than ``timeout_s``.
         """
+        if self._handlers and not self._started:
+            raise Closed("the handlers were not started", hint="async with bus, or bus.start()")
         deadline = None if timeout_s is None else self.clock.monotonic() + timeout_s
         for ready in list(self._starting):
             await ready.wait()
@@ -283,14 +285,16 @@ class BusBase(ABC):
 
     async def run(self) -> None:
         """Handle events until cancelled, or told to end by SIGINT or SIGTERM. Handlers may finish
-        what they have begun; a second signal does not wait for them.
+        what they have begun; a second signal does not wait for them. A bus that was not entered
+        is closed then.
         """
+        end = self.stop if self._started else self.close
         await self.start()
         try:
             async with _told_to_end() as told:
                 await asyncio.wait([told, *self._workers], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await self.stop()
+            await end()
 
     def _raise_failed(self) -> None:
         for task in self._workers:

@@ -14,6 +14,7 @@ from msgspec import Meta
 from trunkline.errors import LONGEST_S, InvalidOption, reason
 
 MIB = 1024 * 1024
+PARTITIONS_MAX = 1024
 
 Durability = Literal["fsync", "os"]
 Ordering = Literal["key", "partition", "none"]
@@ -86,7 +87,7 @@ class Limits(Options, frozen=True):
 class TopicOptions(Options, frozen=True):
     """What belongs to a topic. Stored in ``topics.json``."""
 
-    partitions: Annotated[int, Meta(ge=1, le=1024)] = 1
+    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 1
     durability: Durability = "fsync"
     segment_bytes: Annotated[int, Meta(ge=MIB, le=100 * MIB)] = 64 * MIB
     segment_records: Positive | None = None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trunkline.errors import InvalidName
 from trunkline.log.folder import Folder, GroupKey
+from trunkline.log.inotify import Change
 from trunkline.log.layout import (
     group_stem,
     log_stem,
@@ -79,3 +80,28 @@ def test_the_longest_names_work(folder: Folder) -> None:
     folder.step(key, lambda g: g.define(GroupOptions(), 1))
     assert folder.groups() == [key]
     assert folder.topics().keys() == {topic}
+
+
+STRANGE = (
+    "t~x.head",
+    "t~99999.head",
+    "t~01.head",
+    "t~.head",
+    "a b.head",
+    "a__b.head",
+    ".head",
+    "x.DLQ.head",
+    "x..y.00000001.jsonl",
+    "t (copy).00000001.jsonl",
+    "notes.txt",
+)
+
+
+def test_files_that_are_not_ours_are_passed_over(folder: Folder, root: str) -> None:
+    put(folder, event(1))
+    for name in STRANGE:
+        for place in ("wal", "dlq"):
+            with open(f"{root}/{place}/{name}", "wb") as file:
+                file.write(b"?")
+    assert list(folder.topics()) == [TOPIC]
+    assert folder.heard(Change(f"{root}/wal", name) for name in STRANGE) <= {""}

@@ -210,15 +210,8 @@ def _copy_group(folder: Folder, key: GroupKey, put: _Put) -> None:
 
 def _partitions(folder: Folder) -> list[tuple[str, int]]:
     """Every partition that has files, whether its topic is defined or not."""
-    found = {
-        (topic, n) for topic, options in folder.topics().items() for n in range(options.partitions)
-    }
-    for place in ("wal", "dlq"):
-        for name in folder.names(place):
-            parsed = layout.parse_segment(name.removesuffix(".corrupt"), place == "dlq")
-            if parsed is not None:
-                found.add(layout.parse_stem(parsed[0], place == "dlq"))
-    return sorted(found)
+    topics = sorted(folder.topics().items())
+    return [(topic, n) for topic, options in topics for n in range(options.partitions)]
 
 
 class _Opened(NamedTuple):

@@ -36,7 +36,12 @@ def make_dir(path: str) -> None:
 
 def open_file(path: str, flags: int) -> int:
     """Open a regular file that is ours alone: a link or a device in its place is refused."""
-    fd = os.open(path, flags | _BASE, 0o600)
+    try:
+        fd = os.open(path, flags | _BASE, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise StorageError(f"not a plain file: {path}", path=path) from None
+        raise
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
         os.close(fd)

@@ -170,15 +170,7 @@ class Folder:
         """
         found = dict(self._defined())
         for folder in ("wal", "dlq"):
-            in_dlq = folder == "dlq"
-            stems: set[str] = set()
-            for name in self.names(folder):
-                if name.endswith(".head"):
-                    stems.add(name.removesuffix(".head"))
-                elif segment := layout.parse_segment(name.removesuffix(".corrupt"), in_dlq):
-                    stems.add(segment[0])
-            for stem in stems:
-                topic, partition = layout.parse_stem(stem, in_dlq)
+            for topic, partition in layout.partitions(self.names(folder), folder == "dlq"):
                 options = found.setdefault(topic, _DEFAULT)
                 if partition >= options.partitions:
                     found[topic] = replace(options, partitions=partition + 1)
@@ -358,10 +350,10 @@ class Folder:
         for folder, name in changes:
             stem, _, kind = name.rpartition(".")
             if kind == "head":
-                place = layout.parse_stem(stem, folder.endswith("dlq"))
-                writer = self._writers.get(place)
-                if writer is None or writer.is_behind():
-                    found.add(place[0])
+                if (place := layout.parse_stem(stem, folder.endswith("dlq"))) is not None:
+                    writer = self._writers.get(place)
+                    if writer is None or writer.is_behind():
+                        found.add(place[0])
             elif kind in ("journal", "json") and (key := layout.parse_group_stem(stem)):
                 file = self._groups.get(GroupKey(*key))
                 if file is not None and file.is_behind():

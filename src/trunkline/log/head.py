@@ -65,10 +65,10 @@ def decode(raw: bytes, path: str = "") -> Head | None:
         return None
     if head.format > FORMAT:
         folder, name = os.path.split(path)
-        topic, partition = layout.parse_stem(name.removesuffix(".head"), folder.endswith("dlq"))
+        place = layout.parse_stem(name.removesuffix(".head"), folder.endswith("dlq"))
+        named = "{}/{}".format(*place) if place else name
         raise UnsupportedFormat(
-            f"{topic}/{partition} has format {head.format}, this version reads up to {FORMAT}: "
-            f"see {path}",
+            f"{named} has format {head.format}, this version reads up to {FORMAT}: see {path}",
             path=path,
             hint="upgrade trunkline",
         )

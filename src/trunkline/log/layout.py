@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 
-from trunkline.topics import DEAD_SUFFIX, is_dead
+from trunkline.errors import InvalidName
+from trunkline.options import PARTITIONS_MAX
+from trunkline.topics import DEAD_SUFFIX, check_topic, is_dead
 
 _STEM_MAX = 230
 _SEGMENT = re.compile(r"(?P<stem>.+)\.(?P<number>\d{8})\.jsonl(?P<zst>\.zst)?")
@@ -45,12 +48,27 @@ def parse_segment(name: str, in_dlq: bool) -> tuple[str, int, bool] | None:
     return (match["stem"], 1, bool(match["zst"])) if match else None
 
 
-def parse_stem(stem: str, in_dlq: bool) -> tuple[str, int]:
-    """``(topic, partition)`` of a partition's files."""
-    if in_dlq:
-        stem = stem.removesuffix(".dlq")
-    name, _, partition = stem.partition("~")
-    return name + (DEAD_SUFFIX if in_dlq else ""), int(partition or 0)
+def parse_stem(stem: str, in_dlq: bool) -> tuple[str, int] | None:
+    """``(topic, partition)`` of a partition's files; None if they are not ours."""
+    name, _, partition = stem.removesuffix(".dlq").partition("~") if in_dlq else stem.partition("~")
+    place = name + (DEAD_SUFFIX if in_dlq else ""), int(partition) if partition.isdigit() else 0
+    try:
+        check_topic(place[0])
+    except InvalidName:
+        return None
+    fits = place[1] < PARTITIONS_MAX and log_stem(*place).partition("/")[2] == stem
+    return place if fits else None
+
+
+def partitions(names: Iterable[str], in_dlq: bool) -> set[tuple[str, int]]:
+    """What the files of a folder belong to; those that are not ours are passed over."""
+    stems: set[str] = set()
+    for name in names:
+        if name.endswith(".head"):
+            stems.add(name.removesuffix(".head"))
+        elif segment := parse_segment(name.removesuffix(".corrupt"), in_dlq):
+            stems.add(segment[0])
+    return {place for stem in stems if (place := parse_stem(stem, in_dlq)) is not None}
 
 
 def group_stem(topic: str, partition: int, group: str) -> str:

@@ -141,9 +141,9 @@ class Catalog:
 
     def _heads(self, folder: str) -> Iterator[tuple[str, int]]:
         place = os.path.join(self.root, folder)
-        for name in sorted(os.listdir(place)) if os.path.isdir(place) else []:
-            if name.endswith(".head"):
-                yield layout.parse_stem(name.removesuffix(".head"), folder == "dlq")
+        names = os.listdir(place) if os.path.isdir(place) else []
+        heads = [name for name in names if name.endswith(".head")]
+        yield from sorted(layout.partitions(heads, folder == "dlq"))
 
     def partitions(self, topic: str) -> int:
         count = self.topics().get(check_topic(topic))

@@ -111,7 +111,7 @@ async def _handle(
         return signal
     except Exception as error:  # noqa: BLE001 -- a handler may fail in any way
         logger.warning("%r failed: %r at %s", delivery, error, _place(error))
-        delivery.finish(Outcome.NACK, None, f"{type(error).__name__}: {error}")
+        delivery.finish(Outcome.NACK, None, f"{type(error).__name__}: {error}".removesuffix(": "))
         return error
     delivery.finish(Outcome.ACK)
     return None

@@ -1,4 +1,4 @@
-"""Groups and topics that are removed while members are at work: they begin anew."""
+"""What is removed while members are at work: groups and topics begin anew, records wait."""
 
 from __future__ import annotations
 
@@ -86,3 +86,14 @@ async def test_a_topic_that_is_removed_under_its_consumers_begins_anew(
             assert await bus.store.bounds("orders", 0) == (1, 3)
             got.clear()
             await remove(bus, "topic")
+
+
+async def test_retention_waits_for_what_was_redriven(place: tuple[str, Remove]) -> None:
+    url, _ = place
+    async with trunkline.connect(url, upkeep_s=0.01) as bus:
+        await bus.define("orders", retention_records=1)
+        await bus.store.update(KEY, lambda group: group.define(POLICY, 0))
+        await bus.publish_many("orders", [1, 2, 3])
+        await bus.store.update(KEY, lambda group: (group.settle([1, 2, 3]), group.redrive([1])))
+        await bus.publish("orders", 4)
+        assert [record.event.payload for record in await bus.read("orders")] == [1, 2, 3, 4]

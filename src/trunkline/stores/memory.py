@@ -120,7 +120,7 @@ class MemoryStore:
         if before <= partition.first or not options.retain_unsettled:
             return before
         floors = [
-            group.floor + 1
+            min([group.floor + 1, *group.again])
             for key, group in self._groups.items()
             if self._partitions.get((key.topic, key.partition)) is partition and key.topic == topic
         ]

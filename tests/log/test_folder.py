@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -182,3 +183,19 @@ def test_a_topic_is_there_as_long_as_its_records_are(folder: Folder, root: str) 
     assert again.has_topic(TOPIC)
     assert [record.event.payload for record in again.read(TOPIC, 2, 1, 9)] == [2]
     again.close()
+
+
+@pytest.mark.parametrize("data", [b"\0" * 3001, b"garbage", b"garbage\n", None])
+def test_a_file_in_the_place_of_the_next_segment_takes_no_record_along(
+    data: bytes | None, root: str
+) -> None:
+    with contextlib.closing(Folder(root)) as folder:
+        folder.define(TOPIC, TopicOptions(segment_records=5))
+        publish(folder, range(1, 6))
+        wal = Path(root, "wal")
+        first = (wal / f"{TOPIC}.00000001.jsonl").read_bytes()
+        (wal / f"{TOPIC}.00000002.jsonl").write_bytes(first if data is None else data)
+        publish(folder, range(6, 9))
+        assert payloads(folder) == {offset: offset for offset in range(1, 9)}
+    with contextlib.closing(Folder(root)) as folder:
+        assert payloads(folder) == {offset: offset for offset in range(1, 9)}

@@ -209,6 +209,8 @@ class PartitionWriter:
         full = topic.segment_records is not None and head.records >= topic.segment_records
         if head.records and (full or head.end + len(data) > topic.segment_bytes):
             head = self.roll(head)
+            if not self._fits(head):  # a file that is none of ours is in the next one's place
+                head = self._recover(head)
             lines = frame_batch(head.next, bodies, head.durable, now)
             data = b"".join(lines)
         self._open(head)

@@ -192,10 +192,12 @@ def test_a_file_in_the_place_of_the_next_segment_takes_no_record_along(
     with contextlib.closing(Folder(root)) as folder:
         folder.define(TOPIC, TopicOptions(segment_records=5))
         publish(folder, range(1, 6))
-        wal = Path(root, "wal")
-        first = (wal / f"{TOPIC}.00000001.jsonl").read_bytes()
-        (wal / f"{TOPIC}.00000002.jsonl").write_bytes(first if data is None else data)
+        one, two = (Path(root, "wal", f"{TOPIC}.{number:08d}.jsonl") for number in (1, 2))
+        two.write_bytes(one.read_bytes() if data is None else data)
+        if data is None:  # records, which are not cut off but set aside
+            with pytest.raises(Corrupt, match="offset 1 stands where 6 belongs"):
+                publish(folder, [6])
         publish(folder, range(6, 9))
-        assert payloads(folder) == {offset: offset for offset in range(1, 9)}
+        assert payloads(folder, 6) == {offset: offset for offset in range(6, 9)}
     with contextlib.closing(Folder(root)) as folder:
-        assert payloads(folder) == {offset: offset for offset in range(1, 9)}
+        assert payloads(folder, 6) == {offset: offset for offset in range(6, 9)}

@@ -41,13 +41,14 @@ from trunkline.log.journal import GroupFile, group_of
 from trunkline.log.reader import Bounds, PartitionReader
 from trunkline.log.recovery import READ_BYTES
 from trunkline.log.writer import PartitionWriter, Placed
-from trunkline.options import StoreOptions, TopicOptions, changed, make
+from trunkline.options import GroupOptions, StoreOptions, TopicOptions, changed, make
 from trunkline.topics import check_group, check_topic, is_dead
 
 T = TypeVar("T")
 
 _DEFAULT = TopicOptions()
 _NO_NEWS = ("jsonl", "index", "lock", "tmp", "bak")  # what is in a log shows in its head
+_REMOVED = 256
 _AT_A_LOOK, _TURNS = 16, 5  # groups, as long as five turns will do for all of them
 _folders: weakref.WeakSet[Folder] = weakref.WeakSet()
 
@@ -86,6 +87,7 @@ class Folder:
         self._readers: dict[tuple[str, int], PartitionReader] = {}
         self._writers: dict[tuple[str, int], PartitionWriter] = {}
         self._groups: dict[GroupKey, GroupFile] = {}
+        self.removed: dict[GroupKey, GroupOptions | None] = {}  # policies, should members go on
         self._member_fd = -1
         self._topics_until = 0.0
         self.compacted: dict[tuple[str, int], tuple[int, int]] = {}
@@ -455,7 +457,12 @@ class Folder:
     def remove_group(self, key: GroupKey) -> None:
         if not self.has_group(key):
             raise NotFound(f"there is no group {key.group} on {key.topic}", group=key.group)
-        self._group(key).remove()
+        file = self._group(key)
+        file.remove()
+        del self._groups[key]
+        self.removed[key] = file.group.was
+        if len(self.removed) > _REMOVED:
+            del self.removed[next(iter(self.removed))]
 
     def floors(self, topic: str, partition: int, group: str = "") -> list[int]:
         """Where each group of the partition stands, or that one if there is such a group. From
@@ -473,6 +480,7 @@ class Folder:
             check_topic(key.topic)
             check_group(key.group)
             file = GroupFile(self.path, key, self.clock, self.options.lock_timeout_s)
+            file.group.was = self.removed.pop(key, None)
             self._groups[key] = file
         return file
 

@@ -20,6 +20,8 @@ from trunkline.topics import check_group, check_topic, is_dead
 
 T = TypeVar("T")
 
+_REMOVED = 256
+
 
 class _Kept(NamedTuple):
     offset: int
@@ -176,6 +178,8 @@ class MemoryStore:
             if key not in self._groups:
                 raise NotFound(f"there is no group {key.group} on {key.topic}", group=key.group)
             self._removed[key] = self._groups.pop(key).options
+            if len(self._removed) > _REMOVED:
+                del self._removed[next(iter(self._removed))]
             self.bell.ring(None)
             return None  # type: ignore[return-value]
         group = self._groups.get(key)

@@ -284,3 +284,14 @@ def test_a_removed_group_begins_anew(folder: Folder, opener: Opener) -> None:
     assert folder.groups() == []
     other.step(KEY, lambda group: group.define(GroupOptions(), 0))
     assert settled(other) == settled(folder) == set()
+
+
+def test_groups_that_come_and_go_leave_little_behind(folder: Folder) -> None:
+    policy = GroupOptions(max_retries=1)
+    for number in range(300):
+        key = KEY._replace(group=f"g{number}")
+        folder.step(key, lambda group: group.define(policy, 0))
+        folder.remove_group(key)
+    assert len(folder._groups) == 0
+    assert len(folder.removed) == 256
+    assert folder.step(key, lambda group: group.was) == policy

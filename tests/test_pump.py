@@ -479,3 +479,38 @@ async def test_a_letter_stays_until_its_record_can_be_given_back(
         again = [one.refused async for one in dead.redrive()] if early else [""]
         assert again == [""]
         assert (await soon(stream)).event.payload == 1
+
+
+async def test_who_holds_what_it_has_waits_for_nothing_that_is_there() -> None:
+    """Heavy records that came while nobody had room: a reader that does not ack gets each."""
+    async with (
+        connect("memory:") as bus,
+        bus.subscribe("orders", group="a") as stream,
+        bus.subscribe("orders", group="b"),
+        bus.subscribe("orders", group="c"),
+    ):
+        first = asyncio.ensure_future(soon(stream))
+        for n in range(8):
+            await bus.publish("orders", {"n": n, "text": "x" * 900_000})
+            await asyncio.sleep(0.02)
+        held = [await first, *[await soon(stream) for _ in range(7)]]
+        assert [delivery.event.payload["n"] for delivery in held] == list(range(8))
+
+
+async def test_a_window_of_what_is_delayed_lets_the_rest_through() -> None:
+    """A window that is nearly full of what is not due yet, and a record while nobody had room."""
+    policy = GroupOptions(lookahead=8)
+    async with (
+        connect("memory:") as bus,
+        bus.subscribe("orders", group="a", policy=policy) as stream,
+    ):
+        waiting = asyncio.ensure_future(soon(stream))
+        for _ in range(6):
+            await bus.publish("orders", "later", delay_s=60)
+        await bus.publish("orders", 1)
+        held = [await waiting]
+        await asyncio.sleep(0.05)
+        await bus.publish("orders", 2)
+        await asyncio.sleep(0.05)
+        held.append(await soon(stream))
+        assert [delivery.event.payload for delivery in held] == [1, 2]

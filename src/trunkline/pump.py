@@ -211,7 +211,8 @@ class Pump:
         if topic is None:
             self._told = True  # by another process, perhaps: the group changed
         elif self._is_full():
-            return  # one more that nobody has room for
+            self._more = True  # one more that nobody has room for
+            return
         self._wake.set()
 
     def _is_full(self) -> bool:
@@ -310,12 +311,13 @@ class Pump:
         if self._group is None:
             self._group = await self._store.update(self.key, lambda group: group)
         told, self._told = self._told, False
-        await self._look_ahead()
+        looked = await self._look_ahead()
         group = self._group
         found = bool(self._ahead or self._gap_to or group.again or group.blocked)
         found = found or (bool(group.available() or self._back) and self._room() > 0)
         if not (told or found or self._written):
-            self._more = False  # the log was looked at, and what the group's files hold is known
+            # What the group's files hold is known; what the log holds, if it was looked at.
+            self._more = not looked and await self._is_behind()
             return False
         passed_over = len(self._back)
         taken = await self._store.update(self.key, self._step)
@@ -329,11 +331,15 @@ class Pump:
         if self._buried:
             await self._bury()
         if self._more:
-            _, end = await self._store.bounds(self.key.topic, self.key.partition)
-            self._more = self._group.read_to < end or bool(self._group.strays())
+            self._more = await self._is_behind() or bool(self._group.strays())
         if self._told or self._written or (self._more and not self._has_enough()):
             return True
         return (self._more or len(self._back) > passed_over) and self._room() > 0
+
+    async def _is_behind(self) -> bool:
+        assert self._group is not None
+        _, end = await self._store.bounds(self.key.topic, self.key.partition)
+        return self._group.read_to < end
 
     def _room(self) -> int:
         room = 0
@@ -341,8 +347,10 @@ class Pump:
             room += outlet.room()
         return room
 
-    async def _look_ahead(self) -> None:
-        """Read what the window may hold next, outside of the group's lock."""
+    async def _look_ahead(self) -> bool:
+        """Read what the window may hold next, outside of the group's lock; False if there was no
+        need to.
+        """
         group = self._group
         assert group is not None
         room = self._room()
@@ -357,7 +365,7 @@ class Pump:
             await self._fetch(strays)
             self._gone.update(offset for offset in strays if offset not in self._records)
         if self._ahead or self._has_enough():
-            return
+            return False
         topic, partition, _ = self.key
         limit = max(room, self._keeps - len(self._records), 1)
         limit = min(group.wants(), _READ_RECORDS, limit)
@@ -376,6 +384,7 @@ class Pump:
             self._is_damaged = group.available() > 0  # what comes before it comes first
             if not self._is_damaged:
                 raise
+        return True
 
     def _has_enough(self) -> bool:
         """What is not in the window cannot come first, however much it matters: keep it well
@@ -468,7 +477,7 @@ class Pump:
                     group.skip(group.read_to, record.offset - 1)
                     group.read_to = record.offset
                 self._offer(group, record, now)
-        self._more = bool(ahead or self._gap_to)  # there may be yet more behind it
+        self._more = self._more or bool(ahead or self._gap_to)  # there may be yet more behind it
         self._gap_to = 0
         for offset in group.strays():
             stray = self._records.get(offset)

@@ -119,12 +119,12 @@ class SyncBus:
         return self.call(self.bus.publish_many(topic, payloads, **fields))
 
     def read(
-        self, topic: str, start: int = 1, limit: int = 1000, *, partition: int = 0
+        self, topic: str, start: int | None = None, limit: int = 1000, *, partition: int = 0
     ) -> list[Record]:
         return self.call(self.bus.read(topic, start, limit, partition=partition))
 
     def bounds(self, topic: str, partition: int = 0) -> Bounds:
-        return self.call(self.bus.store.bounds(topic, partition))
+        return self.call(self.bus.bounds(topic, partition))
 
     def topics(self) -> dict[str, TopicOptions]:
         return self.call(self.bus.topics())

@@ -11,7 +11,7 @@ import pytest
 
 import trunkline
 from trunkline.buses.local import LocalBus
-from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption
+from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption, OutOfRange
 from trunkline.event import Event, Receipt
 from trunkline.options import GroupOptions
 from trunkline.store import GroupKey
@@ -188,6 +188,15 @@ async def test_drain_waits_for_topics_that_a_pattern_has_just_taken_in(bus: Loca
         await bus.publish(f"orders.t{number}", number)
         await bus.drain()
         assert seen == list(range(number + 1))
+
+
+async def test_reading_begins_with_the_first_there_is(bus: LocalBus) -> None:
+    await bus.publish_many("orders", [1, 2, 3, 4])
+    await bus.store.trim("orders", 0, 3)
+    assert [record.offset for record in await bus.read("orders")] == [3, 4]
+    assert await bus.bounds("orders") == (3, 5)
+    with pytest.raises(OutOfRange):
+        await bus.read("orders", 1)
 
 
 async def test_run_handles_until_it_is_cancelled(bus: LocalBus) -> None:

@@ -55,6 +55,9 @@ class TestTheWire:
             for _ in range(3):
                 await bus.publish_many("t", ["x" * 3000] * 500)
             assert [len(await bus.read("t", limit=n)) for n in (1200, 5000)] == [1200, 1500]
+            await broker.hub.bus.store.trim("t", 0, 1001)
+            assert await bus.bounds("t") == (1001, 1501)
+            assert len(await bus.read("t")) == 500
             assert broker.hub.counts.evicted == 0
 
     async def test_a_batch_that_is_too_large_is_refused_before_it_is_sent(

@@ -20,9 +20,18 @@ from typing import Any, Protocol, Self, TypeVar
 from trunkline.bus import Start
 from trunkline.clock import Clock
 from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption
-from trunkline.event import PRIORITIES, Event, Receipt, check_event, check_events, new_ids
+from trunkline.event import (
+    PRIORITIES,
+    Event,
+    Receipt,
+    Record,
+    check_event,
+    check_events,
+    new_ids,
+)
 from trunkline.middleware import PublishNext, compose
 from trunkline.options import BusOptions, Flow, GroupOptions, Limits
+from trunkline.store import Bounds
 from trunkline.topics import check_topic
 from trunkline.worker import Handler, check_handler, run
 
@@ -90,6 +99,30 @@ class BusBase(ABC):
 
     @abstractmethod
     def _streams(self) -> Iterable[Drainable]: ...
+
+    @abstractmethod
+    async def bounds(self, topic: str, partition: int = 0) -> Bounds:
+        """The first offset there is, and the one that comes next."""
+
+    @abstractmethod
+    async def _read(self, topic: str, partition: int, start: int, limit: int) -> list[Record]: ...
+
+    async def read(
+        self, topic: str, start: int | None = None, limit: int = 1000, *, partition: int = 0
+    ) -> list[Record]:
+        """Up to ``limit`` records of one partition, past any group, from ``start`` on or from the
+        first there is.
+        """
+        if start is None:
+            start = (await self.bounds(topic, partition)).first
+        records: list[Record] = []
+        while len(records) < limit:
+            more = await self._read(topic, partition, start, limit - len(records))
+            if not more:
+                break
+            records += more
+            start = more[-1].offset + 1
+        return records
 
     # -- publishing ----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from trunkline.errors import InvalidEvent
 from trunkline.event import Event, Receipt, Record
 from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, make
 from trunkline.pump import Hooks
-from trunkline.store import Store
+from trunkline.store import Bounds, Store
 from trunkline.topics import check_group, check_pattern, check_topic, is_dead
 from trunkline.where import compile_where
 
@@ -108,18 +108,11 @@ class LocalBus(BusBase):
 
     # -- looking -------------------------------------------------------------------------------
 
-    async def read(
-        self, topic: str, start: int = 1, limit: int = 1000, *, partition: int = 0
-    ) -> list[Record]:
-        """Up to ``limit`` records from ``start`` on, past any group."""
-        records: list[Record] = []
-        while len(records) < limit:
-            more = await self.store.read(topic, partition, start, limit - len(records))
-            if not more:
-                break
-            records += more
-            start = more[-1].offset + 1
-        return records
+    async def bounds(self, topic: str, partition: int = 0) -> Bounds:
+        return await self.store.bounds(topic, partition)
+
+    async def _read(self, topic: str, partition: int, start: int, limit: int) -> list[Record]:
+        return await self.store.read(topic, partition, start, limit)
 
     async def topics(self) -> dict[str, TopicOptions]:
         return await self.store.topics()

@@ -41,6 +41,7 @@ from trunkline.frames import (
     error_of,
 )
 from trunkline.options import BusOptions, Flow, GroupOptions, Limits, TopicOptions, changed, make
+from trunkline.store import Bounds
 from trunkline.topics import check_group, check_pattern, check_topic
 
 _encode = msgspec.json.Encoder().encode
@@ -193,20 +194,14 @@ class RemoteBus(BusBase):
 
     # -- looking -------------------------------------------------------------------------------
 
-    async def read(
-        self, topic: str, start: int = 1, limit: int = 1000, *, partition: int = 0
-    ) -> list[Record]:
-        """Up to ``limit`` records from ``start`` on, past any group."""
-        records: list[Record] = []
-        while len(records) < limit:
-            found = await self.link.call(
-                "read", topic=topic, start=start, limit=limit - len(records), partition=partition
-            )
-            if not found:
-                break
-            records += msgspec.convert(found, list[Record])
-            start = records[-1].offset + 1
-        return records
+    async def bounds(self, topic: str, partition: int = 0) -> Bounds:
+        return Bounds(*await self.link.call("bounds", topic=topic, partition=partition))
+
+    async def _read(self, topic: str, partition: int, start: int, limit: int) -> list[Record]:
+        found = await self.link.call(
+            "read", topic=topic, start=start, limit=limit, partition=partition
+        )
+        return msgspec.convert(found, list[Record])
 
     async def topics(self) -> dict[str, TopicOptions]:
         return msgspec.convert(await self.link.call("topics"), dict[str, TopicOptions])

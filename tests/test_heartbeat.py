@@ -89,4 +89,5 @@ async def test_a_monitor_that_hears_no_more_says_so(caplog: pytest.LogCaptureFix
         text, token = await rights.create("watcher", [EVERYTHING])
         async with RemoteBus(broker.url, token=text) as bus, Monitor(bus):
             await rights.revoke(token.id)
-            await seen(lambda: "not heard any more" in caplog.text)
+            await seen(lambda: caplog.records)
+    assert "not heard any more" in caplog.text

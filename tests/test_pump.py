@@ -514,3 +514,16 @@ async def test_a_window_of_what_is_delayed_lets_the_rest_through() -> None:
         await asyncio.sleep(0.05)
         held.append(await soon(stream))
         assert [delivery.event.payload for delivery in held] == [1, 2]
+
+
+@pytest.mark.parametrize("lookahead", [1, 64])
+async def test_a_window_that_empties_at_once_is_filled_again(bus: LocalBus, lookahead: int) -> None:
+    policy = GroupOptions(lookahead=lookahead)
+    await bus.publish_many("orders", list(range(lookahead)))
+    async with bus.subscribe("orders", group="a", policy=policy, max_inflight=100) as stream:
+        for _ in range(3):
+            held = [await soon(stream) for _ in range(lookahead)]
+            await bus.publish_many("orders", list(range(lookahead)))
+            for delivery in held:
+                await delivery.ack()
+        assert (await soon(stream)).offset == 3 * lookahead + 1

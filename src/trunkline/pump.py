@@ -330,7 +330,7 @@ class Pump:
             self._hand_out(lease, self._records.pop(lease.offset, None))
         if self._buried:
             await self._bury()
-        if self._more:
+        if self._more or not looked:  # what was noted may have made room in the window
             self._more = await self._is_behind() or bool(self._group.strays())
         if self._told or self._written or (self._more and not self._has_enough()):
             return True

@@ -29,6 +29,7 @@ __all__ = [
     "GroupKey",
     "Store",
     "check_url",
+    "lag_of",
     "open_store",
     "pick_partition",
 ]
@@ -114,6 +115,12 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Make durable what is not yet, and let go. Idempotent."""
+
+
+async def lag_of(store: Store, key: GroupKey) -> int:
+    """How many records of its partition a group has not settled."""
+    first, end = await store.bounds(key.topic, key.partition)
+    return await store.update(key, lambda group: group.lag(end, first))
 
 
 def pick_partition(event: Event, partitions: int, turn: int) -> int:

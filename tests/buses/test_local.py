@@ -190,6 +190,13 @@ async def test_drain_waits_for_topics_that_a_pattern_has_just_taken_in(bus: Loca
         assert seen == list(range(number + 1))
 
 
+@pytest.mark.parametrize("batch", ["abc", b"abc", {"a": 1}, {1, 2}, (n for n in range(3)), 7])
+async def test_what_is_no_list_is_no_batch(bus: LocalBus, batch: Any) -> None:
+    with pytest.raises(InvalidEvent, match="a batch is a list"):
+        await bus.publish_many("orders", batch)
+    assert await bus.read("orders") == []
+
+
 async def test_reading_begins_with_the_first_there_is(bus: LocalBus) -> None:
     await bus.publish_many("orders", [1, 2, 3, 4])
     await bus.store.trim("orders", 0, 3)

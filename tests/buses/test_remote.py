@@ -58,6 +58,8 @@ class TestTheWire:
             await broker.hub.bus.store.trim("t", 0, 1001)
             assert await bus.bounds("t") == (1001, 1501)
             assert len(await bus.read("t")) == 500
+            async with bus.subscribe("t", group="g"):
+                assert await bus.link.call("lag", groups=[["t", "g"]]) == 500
             assert broker.hub.counts.evicted == 0
 
     async def test_a_batch_that_is_too_large_is_refused_before_it_is_sent(

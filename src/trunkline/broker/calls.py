@@ -12,7 +12,7 @@ from trunkline.broker.session import Op, Session
 from trunkline.dead import Letter
 from trunkline.errors import InvalidOption, NotFound, reason
 from trunkline.options import TopicOptions, make
-from trunkline.store import GroupKey
+from trunkline.store import GroupKey, lag_of
 from trunkline.topics import check_group, check_topic, dead_topic, matches
 from trunkline.where import compile_where
 
@@ -145,8 +145,7 @@ async def _lag(session: Session, args: dict[str, Any]) -> int:
     total = 0
     for key in await bus.store.groups():
         if any(key.group == group and matches(topic, key.topic) for topic, group in asked.groups):
-            _, end = await bus.store.bounds(key.topic, key.partition)
-            total += await bus.store.update(key, lambda g, end=end: g.lag(end))  # type: ignore[misc]
+            total += await lag_of(bus.store, key)
     return total
 
 

@@ -381,7 +381,7 @@ class Seek(msgspec.Struct, forbid_unknown_fields=True):
 
 async def _group(ask: Ask, key: GroupKey) -> dict[str, Any]:
     store = ask.hub.bus.store
-    _, end = await store.bounds(key.topic, key.partition)
+    first, end = await store.bounds(key.topic, key.partition)
 
     def look(group: Group) -> dict[str, Any]:
         return {
@@ -389,7 +389,7 @@ async def _group(ask: Ask, key: GroupKey) -> dict[str, Any]:
             "partition": key.partition,
             "group": key.group,
             "lastCommitted": group.floor,
-            "lag": group.lag(end),
+            "lag": group.lag(end, first),
             "inflight": len(group.leases),
             "waiting": len(group.waiting),
             "paused": group.paused,

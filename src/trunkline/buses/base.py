@@ -167,6 +167,9 @@ class BusBase(ABC):
     def _events(self, topic: str, payloads: Sequence[Any], fields: dict[str, Any]) -> list[Event]:
         """A batch of values, or of whole events."""
         check_topic(topic)
+        if not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes | bytearray):
+            kind = type(payloads).__name__
+            raise InvalidEvent(f"a batch is a list, not {kind}", hint="publish sends one event")
         if not payloads:
             return []
         if any(isinstance(payload, Event) for payload in payloads):

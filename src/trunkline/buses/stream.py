@@ -7,7 +7,6 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
-from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -20,7 +19,7 @@ from trunkline.event import Event, Record
 from trunkline.group import Group, Lease
 from trunkline.options import Flow, GroupOptions, TopicOptions, TtlPolicy
 from trunkline.pump import Hooks, Pump, Turns
-from trunkline.store import GroupKey, Store
+from trunkline.store import GroupKey, Store, lag_of
 from trunkline.topics import is_dead, is_pattern, matches
 
 _FIND_S = 0.25  # new topics are rare, rings are not
@@ -92,18 +91,14 @@ class Pumps:
         """How many records the groups here have not settled."""
         for subscription in list(self.subscriptions):
             await subscription.find()
-        total = 0
-        for key in self:
-            first, end = await self.store.bounds(key.topic, key.partition)
-            total += await self.store.update(key, partial(_lag_of, first=first, end=end))
-        return total
+        return sum([await lag_of(self.store, key) for key in self])
 
     async def close(self) -> None:
         self.closed = True
         for subscription in list(self.subscriptions):
             await subscription.close()
         for pump in list(self._pumps.values()):
-            with contextlib.suppress(TrunklineError):
+            with contextlib.suppress(Exception):  # whatever ended it was told to its subscribers
                 await pump.close()
         self._pumps.clear()
 
@@ -416,7 +411,3 @@ def _name(key: GroupKey) -> str:
 
 def _ways(group: Group) -> tuple[GroupOptions, bool, bool]:
     return group.options, group.paused, group.created
-
-
-def _lag_of(group: Group, first: int, end: int) -> int:
-    return group.lag(end, first)

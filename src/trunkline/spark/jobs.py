@@ -354,7 +354,7 @@ class Runner:
             for key in folder.groups():
                 group = folder.group(key)
                 first, end = folder.bounds(key.topic, key.partition)
-                rows.append((*key, group.floor, first, end, group.lag(end)))
+                rows.append((*key, group.floor, first, end, group.lag(end, first)))
             return rows
         finally:
             folder.close()

@@ -125,6 +125,7 @@ class Pump:
         self._records: dict[int, Record] = {}
         self._weight = 0  # about how many bytes one of them takes
         self._keeps = 0  # how many may be kept
+        self._has_plenty = False
         self._ahead: list[Record] = []
         self._ahead_from = 0
         self._gap_to = 0
@@ -216,12 +217,15 @@ class Pump:
         self._wake.set()
 
     def _is_full(self) -> bool:
-        """Whether more is known than anybody here has room for; room that is made wakes."""
-        group = self._group
-        if group is None or self._room() > 0:
-            return False
-        available = group.available()
-        return available >= _SPARE_RECORDS or (available > 0 and self._is_stocked())
+        """Whether more is known than anybody here has room for; room that is made wakes. Asked with
+        every record of everybody: what only a round can change was looked at after the last one.
+        """
+        return self._has_plenty and self._room() <= 0
+
+    def _count_stock(self) -> None:
+        available = self._group.available() if self._group is not None else 0
+        stocked = available > 0 and self._is_stocked()
+        self._has_plenty = stocked or available >= _SPARE_RECORDS
 
     # -- what deliveries say -------------------------------------------------------------------
 
@@ -277,6 +281,7 @@ class Pump:
                 for outlet in self._outlets:
                     outlet.fail(error)
                 return
+            self._count_stock()
             if again:
                 await asyncio.sleep(0)
             else:
@@ -342,10 +347,9 @@ class Pump:
         return self._group.read_to < end
 
     def _room(self) -> int:
-        room = 0
-        for outlet in self._outlets:
-            room += outlet.room()
-        return room
+        if len(self._outlets) == 1:  # most often
+            return self._outlets[0].room()
+        return sum([outlet.room() for outlet in self._outlets])
 
     async def _look_ahead(self) -> bool:
         """Read what the window may hold next, outside of the group's lock; False if there was no

@@ -5,7 +5,8 @@
     python -m pytest examples/6_testing.py --trunkline-crash=ack       dies before each first ack
 
 A handler that passes all three is idempotent. It takes ``trunkline[testing]``: pytest, and
-pytest-asyncio in any mode.
+pytest-asyncio in any mode. In this repository its own settings need pytest-timeout, too, which
+``make test`` installs.
 """
 
 from typing import Any

@@ -55,7 +55,7 @@ async def test_a_failure_is_tried_again_until_there_is_an_answer(bus: Any) -> No
 
 async def test_no_answer_is_a_timeout_and_the_question_expires(bus: Any) -> None:
     async with Requests(bus) as requests:
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError, match="no answer on"):
             await requests.request("nobody", 1, timeout_s=0.05)
     (record,) = await bus.read("nobody")
     assert record.event.ttl_s == 0.05

@@ -106,6 +106,8 @@ class Requests:
             await self._bus.publish(topic, payload, id=id_, headers=headers, **fields)
             async with asyncio.timeout(timeout_s):
                 event = await answer
+        except TimeoutError:
+            raise TimeoutError(f"no answer on {topic} within {timeout_s:g} s") from None
         finally:
             answer.cancel()
         if ERROR in event.headers:

@@ -33,6 +33,7 @@ class Scripted(MemoryStore):
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock=clock)
         self.notes: list[str] = []
+        self.updates = 0
         self.reads: list[tuple[int, int]] = []
         self.fail_appends: list[Exception] = []
         self.fail_updates: list[Exception] = []
@@ -50,6 +51,7 @@ class Scripted(MemoryStore):
         return await super().read(topic, partition, start, limit)
 
     async def update(self, key: GroupKey, step: Callable[[Group], T] | None) -> T:
+        self.updates += 1
         if self.fail_updates:
             raise self.fail_updates.pop(0)
         group = self._groups.get(key)
@@ -527,3 +529,27 @@ async def test_a_window_that_empties_at_once_is_filled_again(bus: LocalBus, look
             for delivery in held:
                 await delivery.ack()
         assert (await soon(stream)).offset == 3 * lookahead + 1
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_what_was_redriven_turns_nobody_in_circles(
+    bus: LocalBus, store: Scripted, clock: ManualClock, paused: bool
+) -> None:
+    """Neither while its group is paused nor while the window is full, with more in the log."""
+    policy = GroupOptions(lookahead=4)
+    await bus.publish_many("orders", list(range(20)))
+    async with bus.subscribe("orders", group="billing", policy=policy, max_inflight=50) as stream:
+        await (await soon(stream)).ack()
+        await clock.settle()
+        held = [] if paused else [await soon(stream) for _ in range(3)]
+        await store.update(KEY, lambda group: group.pause(paused))
+        await store.update(KEY, lambda group: group.redrive([1]))
+        store.bell.ring(None)
+        waiting = asyncio.ensure_future(anext(stream))
+        await clock.settle()
+        before = store.updates
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert store.updates - before < 5
+        waiting.cancel()
+        del held

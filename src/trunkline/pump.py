@@ -335,11 +335,14 @@ class Pump:
             self._hand_out(lease, self._records.pop(lease.offset, None))
         if self._buried:
             await self._bury()
+        needs = len(self._back) > passed_over
         if self._more or not looked:  # what was noted may have made room in the window
-            self._more = await self._is_behind() or bool(self._group.strays())
+            strays = bool(self._group.strays())
+            needs = needs or strays
+            self._more = strays or await self._is_behind()
         if self._told or self._written or (self._more and not self._has_enough()):
             return True
-        return (self._more or len(self._back) > passed_over) and self._room() > 0
+        return needs and self._room() > 0
 
     async def _is_behind(self) -> bool:
         assert self._group is not None
@@ -373,6 +376,7 @@ class Pump:
         topic, partition, _ = self.key
         limit = max(room, self._keeps - len(self._records), 1)
         limit = min(group.wants(), _READ_RECORDS, limit)
+        self._is_damaged = False
         try:
             self._ahead = await self._store.read(topic, partition, group.read_to, limit)
             self._ahead_from = group.read_to

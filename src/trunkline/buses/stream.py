@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
@@ -21,6 +22,8 @@ from trunkline.options import Flow, GroupOptions, TopicOptions, TtlPolicy
 from trunkline.pump import Hooks, Pump, Turns
 from trunkline.store import GroupKey, Store, lag_of
 from trunkline.topics import is_dead, is_pattern, matches
+
+logger = logging.getLogger(__name__)
 
 _FIND_S = 0.25  # new topics are rare, rings are not
 
@@ -98,8 +101,10 @@ class Pumps:
         for subscription in list(self.subscriptions):
             await subscription.close()
         for pump in list(self._pumps.values()):
-            with contextlib.suppress(Exception):  # whatever ended it was told to its subscribers
+            try:
                 await pump.close()
+            except Exception:  # the store is closed all the same
+                logger.exception("%s did not end well", pump.key)
         self._pumps.clear()
 
     async def _define_group(

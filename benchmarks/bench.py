@@ -28,6 +28,7 @@ from benchmarks.harness import (
     Pair,
     Result,
     Run,
+    Steal,
     SyncProbe,
     lines_named,
     remove,
@@ -85,7 +86,7 @@ def _measure(run: Run, chosen: Sequence[Line]) -> tuple[list[Result], list[str]]
     failed: list[str] = []
     for line in chosen:
         gc.collect()
-        started = perf_counter()
+        started, steal = perf_counter(), Steal()
         try:
             result = line.judge(asyncio.run(_one(line, run)))
         except MissingPeerError as missing:
@@ -95,10 +96,8 @@ def _measure(run: Run, chosen: Sequence[Line]) -> tuple[list[Result], list[str]]
             print(f"{line.name:24} failed\n{traceback.format_exc()}", flush=True)
         else:
             results.append(result)
-            print(
-                f"{line.name:24} {_row_text(result)}  [{perf_counter() - started:.0f} s]",
-                flush=True,
-            )
+            took = f"{perf_counter() - started:.0f} s, {steal.share():.0%} of it stolen by the host"
+            print(f"{line.name:24} {_row_text(result)}  [{took}]", flush=True)
     return results, failed
 
 

@@ -4,8 +4,9 @@ A loop that is busy when a moment comes is part of the latency. A bare sync at t
 durability costs a program that is not in a hurry; in a tight loop it costs less.
 
 The sides take turns, and the median of a side's turns counts: when others take the cores away for a
-tenth of a second, that turn says nothing of either side. A turn is a piece of a steady flow: its
-first moments, in which processes that have slept find their cores and caches again, do not count.
+tenth of a second, that turn says nothing of either side, and a round in which the host took more
+than a moment is repeated. A turn is a piece of a steady flow: its first moments, in which processes
+that have slept find their cores and caches again, do not count.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from time import monotonic_ns
 from typing import Any
 
 from benchmarks.child import STAMP_BYTES
-from benchmarks.harness import TOPIC, Run, SyncProbe, payloads, percentile
+from benchmarks.harness import TOPIC, Run, SyncProbe, least_stolen, payloads, percentile
 from trunkline import Event
 
 TURN = 250
@@ -56,17 +57,19 @@ async def ticks() -> AsyncIterator[asyncio.StreamReader]:
 async def p95_of(run: Run, *sides: Side) -> list[float]:
     """The p95 of each side in ms, and after them that of bare syncs at the same pace."""
     probe = SyncProbe(run.fresh())
-    found: list[list[float]] = [[] for _ in (*sides, probe)]
     ready = cycle(payloads())
     async with ticks() as stamps:
+
+        async def each() -> list[float]:
+            took = [await turn(side, stamps, ready, TURN) for side in sides]
+            took.append(await _bare(probe, stamps))
+            return [percentile(mine, 0.95) for mine in took]
+
         for side in sides:
             await turn(side, stamps, ready, TURN)
-        for _ in range(run.count(24, 2)):
-            for mine, side in zip(found, sides, strict=False):
-                mine.append(percentile(await turn(side, stamps, ready, TURN), 0.95))
-            found[-1].append(percentile(await _bare(probe, stamps), 0.95) * 1000)
+        found = await least_stolen(run.count(24, 2), each)
     probe.close()
-    return [statistics.median(mine) for mine in found]
+    return [statistics.median(mine) for mine in zip(*found, strict=True)]
 
 
 async def turn(
@@ -90,11 +93,12 @@ async def turn(
 
 
 async def _bare(probe: SyncProbe, stamps: asyncio.StreamReader) -> list[float]:
+    """How long each sync took, in ms."""
     await _fresh(stamps)
     for _ in range(_FIRST + TURN):
         await _stamp(stamps)
         probe.burst(1)
-    return probe.samples[-TURN:]
+    return [took * 1000 for took in probe.samples[-TURN:]]
 
 
 async def _fresh(stamps: asyncio.StreamReader) -> int:

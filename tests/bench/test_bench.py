@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 from benchmarks.bench import save
-from benchmarks.harness import LINES, Line, Pair, Result, Run, alternate, lines_named, payloads
+from benchmarks.harness import (
+    LINES,
+    Line,
+    Pair,
+    Result,
+    Run,
+    Steal,
+    alternate,
+    least_stolen,
+    lines_named,
+    payloads,
+)
 
 from trunkline.event import Event, encode_event
 from trunkline.log.line import frame_batch
@@ -120,6 +131,32 @@ async def test_rates_are_medians_of_alternating_turns(tmp_path: Path) -> None:
 
     assert turns == ["ours", "theirs", "ours", "theirs"]
     assert pair == Pair(3.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("stolen", "counted"),
+    [
+        ([0.0, 0.0, 0.0], [0, 1, 2]),
+        ([0.3, 0.01, 0.0, 0.5, 0.02], [2, 1, 4]),  # two rounds are repeated
+        ([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1], [8, 7, 6]),  # none is quiet
+    ],
+)
+async def test_rounds_that_the_host_disturbed_are_taken_anew_up_to_a_bound(
+    stolen: list[float], counted: list[int]
+) -> None:
+    rounds = iter(range(100))
+
+    async def measure() -> int:
+        return next(rounds)
+
+    assert await least_stolen(3, measure, iter(stolen).__next__) == counted
+    assert next(rounds) == len(stolen)
+
+
+def test_what_the_host_steals_is_a_share_of_the_time() -> None:
+    steal = Steal()
+
+    assert 0 <= steal.share() <= 1
 
 
 def test_every_event_takes_about_400_bytes_in_the_log() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from itertools import cycle
 from pathlib import Path
 from time import perf_counter
@@ -127,21 +128,26 @@ class Ours:
 async def _against_jetstream(
     run: Run, publishers: int, *, sync_always: bool = False, windowed: bool = False
 ) -> Pair:
+    async with trunkline.connect(f"file:{run.fresh()}") as bus:
+        rate = Ours(bus, publishers).rate
+        return await _beside_jetstream(run, rate, publishers, sync_always, windowed)
+
+
+async def _beside_jetstream(
+    run: Run,
+    rate: Callable[[float], Awaitable[float]],
+    publishers: int,
+    sync_always: bool = False,
+    windowed: bool = False,
+) -> Pair:
     data = b"." * EVENT_BYTES
-    async with (
-        trunkline.connect(f"file:{run.fresh()}") as bus,
-        jetstream(run.fresh(), sync_always=sync_always) as js,
-    ):
+    async with jetstream(run.fresh(), sync_always=sync_always) as js:
 
         async def publish(_: int) -> None:
             await (await js.publish_async(TOPIC, data))
 
         call = publish if windowed else lambda _: js.publish(TOPIC, data)
-        return await alternate(
-            run,
-            Ours(bus, publishers).rate,
-            lambda seconds: publish_rate(call, publishers, seconds),
-        )
+        return await alternate(run, rate, lambda seconds: publish_rate(call, publishers, seconds))
 
 
 @line("publish-64-ceiling", against="bare ceiling, batches of 64", unit="events/s", goal=">= 0.40")
@@ -190,6 +196,38 @@ async def publish_64_nats_async(run: Run) -> Pair:
 @line("publish-1024-nats", against="JetStream default, unsynced", unit="events/s", goal=">= 5")
 async def publish_1024_nats(run: Run) -> Pair:
     return await _against_jetstream(run, 1024)
+
+
+async def _sketch_against_jetstream(run: Run, publishers: int, *, sync_always: bool) -> Pair:
+    """What asyncio alone would reach: no bus can do better in one process."""
+    sketch = Sketch(run.fresh(), publishers)
+    pair = await _beside_jetstream(run, sketch.rate, publishers, sync_always)
+    sketch.close()
+    return pair
+
+
+@line("sketch-64-nats-sync", against="JetStream, sync always", unit="events/s", goal=">= 20")
+async def sketch_64_nats_sync(run: Run) -> Pair:
+    return await _sketch_against_jetstream(run, 64, sync_always=True)
+
+
+@line("sketch-64-nats", against="JetStream default, unsynced", unit="events/s", goal=">= 2.5")
+async def sketch_64_nats(run: Run) -> Pair:
+    return await _sketch_against_jetstream(run, 64, sync_always=False)
+
+
+@line("sketch-1024-nats", against="JetStream default, unsynced", unit="events/s", goal=">= 5")
+async def sketch_1024_nats(run: Run) -> Pair:
+    return await _sketch_against_jetstream(run, 1024, sync_always=False)
+
+
+@line("ceiling-64-nats-sync", against="JetStream, sync always", unit="events/s", goal=">= 20")
+async def ceiling_64_nats_sync(run: Run) -> Pair:
+    """Not even tasks: what the disk and the encoder allow."""
+    ceiling = Ceiling(run.fresh(), 64)
+    pair = await _beside_jetstream(run, ceiling.rate, 64, sync_always=True)
+    ceiling.close()
+    return pair
 
 
 @line("publish-64-redis", against="Redis XADD, fsync always", unit="events/s", goal=">= 1")

@@ -16,7 +16,16 @@ from pathlib import Path
 from time import perf_counter, sleep, time_ns
 from typing import Any
 
-from benchmarks.harness import TOPIC, MissingPeerError, Pair, Run, line, payloads, percentile
+from benchmarks.harness import (
+    TOPIC,
+    MissingPeerError,
+    Pair,
+    Run,
+    least_stolen,
+    line,
+    payloads,
+    percentile,
+)
 from trunkline.event import Event, encode_event, new_ids
 from trunkline.log.folder import Folder
 from trunkline.options import MIB, Limits, TopicOptions
@@ -112,17 +121,21 @@ def _by_type(df: Any) -> None:
     df.groupBy("type").count().collect()
 
 
-def _medians(run: Run, count: int, *sides: Callable[[], None]) -> list[float]:
+async def _medians(run: Run, count: int, *sides: Callable[[], None]) -> list[float]:
     """The median rate of each side."""
-    warm, turns = run.count(4, 0), run.count(7, 1)
-    rates: list[list[float]] = [[] for _ in sides]
-    for turn in range(warm + turns):
-        for at, side in enumerate(sides):
+
+    async def each() -> list[float]:
+        rates = []
+        for side in sides:
             started = perf_counter()
-            side()
-            if turn >= warm:
-                rates[at].append(count / (perf_counter() - started))
-    return [statistics.median(found) for found in rates]
+            await asyncio.to_thread(side)
+            rates.append(count / (perf_counter() - started))
+        return rates
+
+    for _ in range(run.count(4, 0)):
+        await each()
+    found = await least_stolen(run.count(7, 1), each)
+    return [statistics.median(rates) for rates in zip(*found, strict=True)]
 
 
 _scanned: dict[int, list[float]] = {}
@@ -139,8 +152,7 @@ async def _scans(run: Run) -> list[float]:
         connection = duckdb.connect(config={"threads": 2})
         names = tuple(name for name in COLUMNS if name != "headers")
         query = parse_sql(names, f"{root}/wal/*.jsonl", MIB)
-        _scanned[id(run)] = await asyncio.to_thread(
-            _medians,
+        _scanned[id(run)] = await _medians(
             run,
             count,
             lambda: _drop(_table(root)),
@@ -178,14 +190,15 @@ async def spark_lake(run: Run) -> Pair:
     root, count = await _log(run)
     lake = Lake(str(run.fresh()))
 
-    def measure() -> list[float]:
+    def build() -> Any:
         (ran,) = Runner(_spark(), f"file:{root}", lake).run(find(["lake"]))
         if ran.error:
             raise RuntimeError(ran.error)
-        table = lake.read(_spark(), EVENTS)
-        return _medians(run, count, lambda: _by_type(table), lambda: _by_type(_table(root)))
+        return lake.read(_spark(), EVENTS)
 
-    return Pair(*await asyncio.to_thread(measure))
+    table = await asyncio.to_thread(build)
+    rates = await _medians(run, count, lambda: _by_type(table), lambda: _by_type(_table(root)))
+    return Pair(*rates)
 
 
 class _Watch:

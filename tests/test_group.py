@@ -206,6 +206,23 @@ def test_a_paused_group_takes_nothing() -> None:
     assert take(group) == [1]
 
 
+def test_a_lease_of_another_era_does_nothing() -> None:
+    earlier, group = Group(era=1), Group(era=2)
+    for one in (earlier, group):
+        one.define(GroupOptions(), 0)
+        one.offer(Item(1, None, 2, 0.0, NEVER, 0.0))
+        assert take(one) == [1]
+    stale = the(earlier, 1)
+    assert (stale.offset, stale.attempt) == (the(group, 1).offset, the(group, 1).attempt)
+
+    assert group.ack([stale]) == []
+    assert group.fail(stale, now=0.0, delay_s=0.0) is None
+    assert group.extend(stale, now=0.0) is None
+    group.give_back([stale])
+    assert list(group.leases) == [1]
+    assert group.ack([the(group, 1)]) == [1]
+
+
 def test_seek_forgets_everything_above() -> None:
     group = make(5)
     take(group)

@@ -45,7 +45,7 @@ from trunkline.ranges import Ranges, compress
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """``era`` counts the seeks before it: a lease of an earlier era settles nothing."""
+    """A lease from before a seek, or of a removed group of that name, is of another ``era``."""
 
     offset: int
     attempt: int
@@ -77,13 +77,15 @@ class Taken(NamedTuple):
 
 
 class Group:
-    def __init__(self, options: GroupOptions | None = None, floor: int = 0) -> None:
+    def __init__(
+        self, options: GroupOptions | None = None, floor: int = 0, *, era: int = 0
+    ) -> None:
         self.options = options or GroupOptions()
         self.floor = floor
         self.created = options is not None
         self.was: GroupOptions | None = None  # its policy before it was removed
         self.paused = False
-        self.era = 0
+        self.era = era
         self.ops: list[AnyOp] = []
         self.settled = Ranges()
         self.leases: dict[int, Lease] = {}
@@ -284,9 +286,7 @@ class Group:
         return fresh
 
     def ack(self, leases: Iterable[Lease]) -> list[int]:
-        """Settle what these leases stand for, also those that ran out meanwhile; but not what was
-        sought back to since.
-        """
+        """Settle what these leases stand for, also if they ran out, but of this era."""
         return self.settle([lease.offset for lease in leases if lease.era == self.era])
 
     def skip(self, first: int, last: int) -> None:
@@ -299,8 +299,7 @@ class Group:
         """Give a lease back for a later try. True: no try is left, so it stays leased until its
         dead letter is durable and it is settled. None: the lease was lost already.
         """
-        held = self.leases.get(lease.offset)
-        if held is None or held.by != lease.by or held.attempt != lease.attempt:
+        if not self._holds(lease):
             return None
         if lease.attempt > self.options.max_retries:
             return self.hold(lease, now=now)
@@ -309,16 +308,18 @@ class Group:
 
     def hold(self, lease: Lease, *, now: float) -> bool:
         """Keep a lease while its dead letter is written; False if it was lost already."""
-        held = self.leases.get(lease.offset)
-        if held is None or held.by != lease.by or held.attempt != lease.attempt:
+        if not self._holds(lease):
             return False
         self._do(Extended(now + self.options.ack_timeout_s, [(lease.offset, lease.offset)]))
         return True
 
+    def _holds(self, lease: Lease) -> bool:
+        held = self.leases.get(lease.offset)
+        return held is not None and msgspec.structs.replace(held, until=lease.until) == lease
+
     def give_back(self, leases: Iterable[Lease]) -> None:
         """Return leases whose records were never handed out."""
-        offsets = [x.offset for x in leases if self.leases.get(x.offset) == x]
-        if offsets:
+        if offsets := [x.offset for x in leases if self.leases.get(x.offset) == x]:
             self._do(Returned(compress(offsets)))
 
     def extend(self, lease: Lease, *, now: float) -> Lease | None:
@@ -369,7 +370,7 @@ class Group:
         if not isinstance(options, GroupOptions):
             raise InvalidOption(f"a policy is GroupOptions, not {options!r}", name="policy")
         if not self.created:
-            self._do(Created(floor, options))
+            self._do(Created(floor, options, self.era))
         elif options != self.options:
             changes = differences(self.options, options)
             told = (f"{option} {old} -> {new}" for option, old, new in changes)
@@ -471,7 +472,7 @@ class Group:
     def _apply_rare(self, op: AnyOp) -> None:
         match op:
             case Created():
-                self.options, self.created = op.options, True
+                self.options, self.created, self.era = op.options, True, op.era
                 self._reset(op.floor)
             case Sought():
                 self.era += 1
@@ -584,12 +585,11 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 def load(saved: Saved) -> Group:
-    group = Group(saved.options, saved.committed)
+    group = Group(saved.options, saved.committed, era=saved.era)
     group.settled = Ranges(saved.settled)
     group.attempts = dict(saved.attempts)
     group.again = set(saved.again)
     group.paused = saved.paused
-    group.era = saved.era
     group.anchor = saved.anchor
     for lease in saved.leases:
         group.leases[lease.offset] = lease

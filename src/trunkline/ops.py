@@ -16,10 +16,13 @@ class Op(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower, omit_defaul
 
 
 class Created(Op, frozen=True):
-    """The group begins behind ``floor``, with this policy."""
+    """The group begins behind ``floor``, with this policy. ``era`` tells its leases from
+    those of one that had the name before.
+    """
 
     floor: int
     options: GroupOptions
+    era: int = 0
 
 
 class Leased(Op, frozen=True):

@@ -122,6 +122,7 @@ class Pump:
         self._by = store.member
         self._outlets: deque[Outlet] = deque()
         self._group: Group | None = None
+        self._era = 0  # of the group, when something was last noted
         self._records: dict[int, Record] = {}
         self._weight = 0  # about how many bytes one of them takes
         self._keeps = 0  # how many may be kept
@@ -315,6 +316,7 @@ class Pump:
         """One round; True if there is more to do at once."""
         if self._group is None:
             self._group = await self._store.update(self.key, lambda group: group)
+            self._era = self._group.era
         told, self._told = self._told, False
         looked = await self._look_ahead()
         group = self._group
@@ -436,6 +438,11 @@ class Pump:
 
     def _note(self, group: Group) -> None:
         """Tell the group what became of deliveries. Nothing is forgotten if this fails."""
+        if group.era != self._era:  # it was sought, or removed: perhaps offsets are other records
+            self._era = group.era
+            self._more = True
+            for kept in (self._records, self._ahead, self._written, self._buried):
+                kept.clear()
         now = self._clock.monotonic()
         if self._acks or self._written:
             acks, written = len(self._acks), len(self._written)

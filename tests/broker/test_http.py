@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -692,3 +693,28 @@ class TestTheBroker:
             assert (await http.get("/topics", headers={"origin": origin})).status_code == 403
         own = {"origin": broker.url.replace("ws", "http", 1)}
         assert (await http.get("/topics", headers=own)).status_code == 200
+
+    async def test_a_page_of_an_allowed_origin_may_call_and_read_the_answer(
+        self, tmp_path: Path
+    ) -> None:
+        page = "https://app.example"
+        options = BrokerOptions(url=f"file:{tmp_path / 'bus'}", port=0, origins=(page + "/",))
+        async with Broker(options) as broker:
+            url = broker.url.replace("ws", "http", 1)
+            async with httpx.AsyncClient(base_url=url, headers={"origin": page}) as http:
+                asked = {
+                    "access-control-request-method": "POST",
+                    "access-control-request-headers": "authorization,ce-id,content-type",
+                }
+                before = await http.options("/topics/orders/events", headers=asked)
+                assert before.status_code == 200
+                assert before.headers["access-control-allow-origin"] == page
+                assert "POST" in before.headers["access-control-allow-methods"]
+                assert "ce-id" in before.headers["access-control-allow-headers"]
+                for done in (await http.get("/topics"), await http.get("/topics/none")):
+                    assert done.headers["access-control-allow-origin"] == page
+                    assert "access-control-allow-credentials" not in done.headers
+                evil = {"origin": "https://evil.example", **asked}
+                refused = await http.options("/topics/orders/events", headers=evil)
+                assert refused.status_code == 403
+                assert "access-control-allow-origin" not in refused.headers

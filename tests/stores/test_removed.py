@@ -88,6 +88,29 @@ async def test_a_topic_that_is_removed_under_its_consumers_begins_anew(
             await remove(bus, "topic")
 
 
+async def test_what_was_read_ahead_of_a_removed_topic_is_not_delivered(
+    place: tuple[str, Remove],
+) -> None:
+    url, remove = place
+    got: list[Any] = []
+    gate = asyncio.Event()
+    async with trunkline.connect(url) as bus:
+
+        @bus.on("orders", group="billing", policy=POLICY, max_inflight=1)
+        async def bill(event: trunkline.Event) -> None:
+            got.append(event.payload)
+            await gate.wait()
+
+        await bus.publish_many("orders", ["old"] * 20)
+        await bus.start()
+        await eventually(lambda: bool(got))
+        await remove(bus, "topic")
+        await bus.publish_many("orders", ["new"] * 20)
+        gate.set()
+        await eventually(lambda: got.count("new") == 20)
+        assert got.count("old") == 1
+
+
 async def test_retention_waits_for_what_was_redriven(place: tuple[str, Remove]) -> None:
     url, _ = place
     async with trunkline.connect(url, upkeep_s=0.01) as bus:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -319,9 +320,19 @@ def application(hub: Hub, gate: Gate) -> Any:
             media_type="application/json",
         )
 
+    middleware = [Middleware(_Guard, gate=gate)]
+    if gate.origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(gate.origins),
+                allow_methods=sorted({endpoint.method for endpoint in ENDPOINTS}),
+                allow_headers=["*"],
+            )
+        )
     return Starlette(
         routes=_merged([route(endpoint) for endpoint in ENDPOINTS]),
-        middleware=[Middleware(_Guard, gate=gate)],
+        middleware=middleware,
         exception_handlers={404: missing, 405: missing},
     )
 

@@ -49,7 +49,7 @@ class Gate:
         # A page of another site can make a browser ask for any name that leads here; on an address
         # that others reach by names we do not know, tokens are what protects.
         self._check_hosts = bool(options.hosts) or is_loopback(options.host)
-        self._origins = frozenset(origin.rstrip("/").lower() for origin in options.origins)
+        self.origins = frozenset(origin.rstrip("/").lower() for origin in options.origins)
 
     def refuses(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """Status and reason, if this request must not go on."""
@@ -63,7 +63,7 @@ class Gate:
 
     def _is_ours(self, origin: str, host: str) -> bool:
         origin = origin.rstrip("/").lower()
-        return origin in self._origins or origin.partition("://")[2] == host.lower() != ""
+        return origin in self.origins or origin.partition("://")[2] == host.lower() != ""
 
     def principal(
         self, headers: Mapping[str, str], names: frozenset[str] = frozenset()

@@ -103,10 +103,8 @@ def run_ls(args: argparse.Namespace) -> int:
             except StorageError as error:
                 out.note(str(error))
                 code = ERROR
-        if args.quiet and not args.json:
-            print("\n".join(dict.fromkeys(row["group"] for row in rows)))
-        elif rows or code == OK:
-            out.table(rows, _COLUMNS, "there are no groups")
+        if rows or code == OK:
+            out.table(rows, ("group",) if args.quiet else _COLUMNS, "there are no groups")
     return code
 
 

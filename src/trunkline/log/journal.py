@@ -16,6 +16,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from random import getrandbits
 from typing import Any, TypeVar
 
 import msgspec
@@ -86,7 +87,7 @@ class GroupFile:
         self._holding = threading.Lock()  # the journal may be synced by another thread
         self._poisoned = 0  # the inode of a journal that could not be synced
         self._segment = 1
-        self.group = Group()
+        self.group = Group(era=getrandbits(31))
         self.epoch = 0
         self.is_adopted = False
         self.dirty = False
@@ -285,7 +286,7 @@ class GroupFile:
     def _forget(self) -> None:
         self._swap(-1)
         self._position, self._generation, self._snapshot_at = 0, 1, (0, 0)
-        was, self.group = self.group.was, Group()
+        was, self.group = self.group.was, Group(era=getrandbits(31))
         self.group.was = was
 
     # -- reading -------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class MemoryStore:
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._groups: dict[GroupKey, Group] = {}
         self._removed: dict[GroupKey, GroupOptions] = {}  # the policies they had
+        self._era = 0  # later than that of any of them
         self._turn = 0
         self._closed = False
 
@@ -177,14 +178,16 @@ class MemoryStore:
         if step is None:
             if key not in self._groups:
                 raise NotFound(f"there is no group {key.group} on {key.topic}", group=key.group)
-            self._removed[key] = self._groups.pop(key).options
+            removed = self._groups.pop(key)
+            self._era = max(self._era, removed.era + 1)
+            self._removed[key] = removed.options
             if len(self._removed) > _REMOVED:
                 del self._removed[next(iter(self._removed))]
             self.bell.ring(None)
             return None  # type: ignore[return-value]
         group = self._groups.get(key)
         if group is None:
-            group = Group()
+            group = Group(era=self._era)
             group.was = self._removed.get(key)
         group.ops.clear()
         result = step(group)

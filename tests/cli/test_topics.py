@@ -196,3 +196,14 @@ def test_compact_keeps_what_a_group_has_not_settled(run: Run) -> None:
 
     assert shown == 2
     assert [row["offset"] for row in run("get", "t", "1:").rows] == [3, 4]
+
+
+def test_compact_keeps_what_the_lake_does_not_have(run: Run) -> None:
+    run("topic", "create", "t", "--retain-for-lake")
+    run("pub", "t", "--key", "a", stdin=lines(4))
+
+    shown = run("topic", "compact", "t", "--all", "--dry-run", "--json").rows[0]["records"]
+    done = run("topic", "compact", "t", "--all", "--yes", "--json").rows[0]["records"]
+
+    assert (shown, done) == (0, 0)
+    assert len(run("get", "t", "1:").rows) == 4

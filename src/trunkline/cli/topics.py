@@ -308,8 +308,7 @@ def _superseded(folder: Folder, topic: str, partition: int, *, whole: bool) -> i
         active = folder.head(topic, partition).segment
         seals = [s.seal for s in reader.files() if s.number < active and not s.bad]
         finished = max((seal.last for seal in seals if seal is not None), default=0)
-    if folder.topic(topic).retain_unsettled:
-        finished = min([finished, *folder.floors(topic, partition)])
+    finished = upkeep.free(folder, topic, partition, finished)
     latest: dict[str, int] = {}
     tombs: set[str] = set()
     keyed: list[tuple[int, str]] = []

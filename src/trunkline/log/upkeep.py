@@ -119,11 +119,11 @@ def retain(folder: Folder, topic: str, partition: int) -> int:
                     break
     finally:
         reader.close()
-    before = min(before, _free(folder, topic, partition, before - 1) + 1)
+    before = min(before, free(folder, topic, partition, before - 1) + 1)
     return trim(folder, topic, partition, before) if before > head.start else 0
 
 
-def _free(folder: Folder, topic: str, partition: int, limit: int) -> int:
+def free(folder: Folder, topic: str, partition: int, limit: int) -> int:
     """The last offset up to ``limit`` that nobody waits for, by the topic's options."""
     options = folder.topic(topic)
     if options.retain_unsettled:
@@ -156,7 +156,7 @@ def _compact(
     try:
         head = reader.head()
         files = [s for s in reader.files() if not s.bad]
-        limit = _free(folder, topic, partition, head.next - 1)
+        limit = free(folder, topic, partition, head.next - 1)
         # Nothing to gain before another segment is finished or the groups have moved on.
         state = (head.segment, limit)
         if folder.compacted.get((topic, partition)) == state:

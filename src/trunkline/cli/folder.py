@@ -57,9 +57,7 @@ def run_verify(args: argparse.Namespace) -> int:
         with progress(args, "verifying") as step:
             found = list(verify_topics(folder, topics, step))
         records = sum(
-            end - first
-            for topic, count in topics.items()
-            for first, end in (folder.bounds(topic, n) for n in range(count))
+            folder.reader(topic, n).count() for topic, count in topics.items() for n in range(count)
         )
     out = Output(args)
     rows = [finding._asdict() for finding in found]

@@ -106,7 +106,7 @@ def _partition_row(folder: Folder, topic: str, partition: int) -> dict[str, Any]
         "partition": partition,
         "first": first,
         "next": end,
-        "records": end - first,
+        "records": reader.count(),
         "bytes": sum(_file_size(segment.path) for segment in segments),
         "segments": len(segments),
         "damaged": sum(segment.bad for segment in segments),

@@ -206,6 +206,19 @@ class PartitionReader:
         """Its segments, in order."""
         return self._listed(self.head())
 
+    def count(self) -> int:
+        """How many records there are: fewer than offsets where segments were compacted. Holes in
+        one that is damaged, or was trimmed in its middle, are not counted.
+        """
+        first, end = self.bounds()
+        holes = 0
+        for segment in self.files():
+            with contextlib.suppress(Corrupt, FileNotFoundError):
+                seal = segment.seal
+                if seal is not None and seal.holes and seal.first >= first:
+                    holes += seal.last - seal.first + 1 - seal.count
+        return end - first - holes
+
     def close(self) -> None:
         self._file.close()
         self.forget()

@@ -117,6 +117,13 @@ class Store(Protocol):
         """Make durable what is not yet, and let go. Idempotent."""
 
 
+def watch(store: Store) -> None:
+    """Let the bell of a store tell at once what other processes do, if it has others."""
+    begin = getattr(store, "watch", None)
+    if begin is not None:
+        begin()
+
+
 async def lag_of(store: Store, key: GroupKey) -> int:
     """How many records of its partition a group has not settled."""
     first, end = await store.bounds(key.topic, key.partition)

@@ -355,6 +355,28 @@ async def test_a_token_that_expires_ends_its_connection() -> None:
             assert one.socket.close_code == 4401
 
 
+async def test_what_another_process_says_of_a_token_counts_at_once(tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'bus'}"
+    options = BrokerOptions(url=url, port=0, auth=True, rights_s=3600, metrics_s=0)
+    async with Broker(options) as broker, connect(url) as elsewhere:
+        rights = Rights(elsewhere)
+        text, token = await rights.create("till", [EVERYTHING])
+
+        async def status() -> int:
+            base = broker.url.replace("ws", "http", 1)
+            headers = {"authorization": f"Bearer {text}"}
+            async with httpx.AsyncClient(headers=headers, trust_env=False) as http:
+                return (await http.get(f"{base}/topics")).status_code
+
+        async with asyncio.timeout(20):
+            while await status() != 200:
+                await asyncio.sleep(0.01)
+            await rights.revoke(token.id)
+            while (seen := await status()) == 200:
+                await asyncio.sleep(0.01)
+        assert seen == 401
+
+
 async def test_a_topics_own_list_is_needed_too(
     broker: Broker, tokens: dict[str, str | None]
 ) -> None:

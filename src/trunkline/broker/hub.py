@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine, Sequence
 from operator import attrgetter
@@ -24,6 +25,7 @@ from trunkline.event import Event, Receipt
 from trunkline.options import GroupOptions
 from trunkline.outbox import publish_once
 from trunkline.schemas import Registry
+from trunkline.store import watch
 from trunkline.system import Counts, System
 
 logger = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class Hub:
         self._underway: dict[asyncio.Future[None], Sequence[Event]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._keeper: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
 
     async def start(self) -> None:
         await self.rights.refresh()
@@ -77,6 +80,8 @@ class Hub:
         await self.configs.refresh()
         await self.system.start(self.gauges)
         self.is_open = True
+        self.bus.store.bell.listen(self._heard, rights.TOPIC)
+        watch(self.bus.store)
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def close(self) -> None:
@@ -85,6 +90,7 @@ class Hub:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+            self.bus.store.bell.ignore(self._heard)
         self.bus.store.bell.ring(None)  # those who follow a log look up, and see that this ends
         for session in list(self.sessions):
             session.leave()
@@ -94,9 +100,13 @@ class Hub:
         await self.system.close()
 
     async def _keep(self) -> None:
-        """Notice changed rights and schemas, and let those who lost theirs feel it."""
+        """Notice changed rights and schemas, and let those who lost theirs feel it: at times, and
+        at once when a token was made or revoked.
+        """
         while True:
-            await asyncio.sleep(self.options.rights_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self.options.rights_s)
+            self._changed.clear()
             try:
                 await self.rights.refresh()
                 await self.registry.refresh()
@@ -107,6 +117,10 @@ class Hub:
             self.sticky.review()
             for session in list(self.sessions):
                 session.review()
+
+    def _heard(self, topic: str | None) -> None:
+        if topic is not None:  # else it is no more than a reminder
+            self._changed.set()
 
     def spawn(self, job: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something to its end, also when the connection that asked for it is gone."""

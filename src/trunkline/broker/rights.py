@@ -1,6 +1,6 @@
 """Who may do what, kept on the bus itself: the topic ``system.access`` holds one record per change
 of a token, the last one counts. Whoever can write the bus can make tokens; a broker that runs sees
-a change within ``rights_s``.
+a change at once where its store tells of other processes, else within ``rights_s``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from trunkline.event import Event, Record
 from trunkline.group import Group, Lease
 from trunkline.options import Flow, GroupOptions, TopicOptions, TtlPolicy
 from trunkline.pump import Hooks, Pump, Turns
-from trunkline.store import GroupKey, Store, lag_of
+from trunkline.store import GroupKey, Store, lag_of, watch
 from trunkline.topics import is_dead, is_pattern, matches
 
 logger = logging.getLogger(__name__)
@@ -186,9 +186,7 @@ class LocalSubscription:
             raise Closed("the bus is closed")
         self._entered = True
         self._home.subscriptions.add(self)
-        watch = getattr(self._home.store, "watch", None)
-        if watch is not None:
-            watch()
+        watch(self._home.store)
         try:
             await self.find()
         except BaseException:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trunkline.errors import Conflict, InvalidOption, NotFound
+from trunkline.errors import InvalidOption, NotFound
 from trunkline.ops import (
     Anchored,
     AnyOp,
@@ -40,7 +40,7 @@ from trunkline.ops import (
     Settled,
     Sought,
 )
-from trunkline.options import GroupOptions, TtlPolicy, differences
+from trunkline.options import GroupOptions, TtlPolicy, other_policy
 from trunkline.ranges import Ranges, compress
 
 
@@ -372,16 +372,13 @@ class Group:
         if not self.created:
             self._do(Created(floor, options, self.era))
         elif options != self.options:
-            changes = differences(self.options, options)
-            told = (f"{option} {old} -> {new}" for option, old, new in changes)
-            flags = (f"--{option.replace('_', '-')} {new}" for option, _, new in changes)
-            raise Conflict(
-                f"{name} has another policy: {', '.join(told)}",
-                have=self.options,
-                want=options,
-                hint="leave the policy out to keep the old one, or change it for every member: "
-                f"trunkline group edit TOPIC GROUP {' '.join(flags)}",
-            )
+            raise other_policy(name, self.options, options)
+
+    def spread(self, later: Group) -> None:
+        """Begin the group of a partition that was added: as this one, before its first record."""
+        if not later.created:
+            later.define(self.options, 0)
+            later.pause(self.paused)
 
     # -- what it knows -------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from trunkline.errors import LONGEST_S, InvalidOption, reason
+from trunkline.errors import LONGEST_S, Conflict, InvalidOption, reason
 
 MIB = 1024 * 1024
 PARTITIONS_MAX = 1024
@@ -72,6 +72,19 @@ def differences(old: Options, new: Options) -> list[tuple[str, Any, Any]]:
     """Each option in which they differ, with both values."""
     pairs = ((name, getattr(old, name), getattr(new, name)) for name in old.__struct_fields__)
     return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def other_policy(name: str, have: Options, want: Options) -> Conflict:
+    changes = differences(have, want)
+    told = (f"{option} {old} -> {new}" for option, old, new in changes)
+    flags = (f"--{option.replace('_', '-')} {new}" for option, _, new in changes)
+    return Conflict(
+        f"{name} has another policy: {', '.join(told)}",
+        have=have,
+        want=want,
+        hint="leave the policy out to keep the old one, or change it for every member: "
+        f"trunkline group edit TOPIC GROUP {' '.join(flags)}",
+    )
 
 
 class Limits(Options, frozen=True):

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -34,14 +34,14 @@ from trunkline.errors import (
 )
 from trunkline.event import Event, Record, new_id
 from trunkline.group import Group
-from trunkline.log import atomic, layout, reserve
+from trunkline.log import atomic, defined, layout, reserve
 from trunkline.log.head import FORMAT, Head
 from trunkline.log.inotify import Change
 from trunkline.log.journal import GroupFile, group_of
 from trunkline.log.reader import Bounds, PartitionReader
 from trunkline.log.recovery import READ_BYTES
 from trunkline.log.writer import PartitionWriter, Placed
-from trunkline.options import GroupOptions, StoreOptions, TopicOptions, changed, make
+from trunkline.options import GroupOptions, StoreOptions, TopicOptions
 from trunkline.topics import check_group, check_topic, is_dead
 
 T = TypeVar("T")
@@ -200,14 +200,26 @@ class Folder:
     def edit(self, name: str, change: Callable[[TopicOptions], TopicOptions]) -> None:
         """Change the options of a topic from what they are now, whoever else does so too."""
         check_topic(name)
-        with self._locked_topics() as defined:
-            before = defined.get(name, _DEFAULT)
+        with self._locked_topics() as topics:
+            before = topics.get(name, _DEFAULT)
             options, have = change(before), before.partitions
             if options.partitions < have:
                 raise Conflict(f"{name} has {have} partitions, they cannot be reduced", topic=name)
             if is_dead(name) and options.partitions > 1:
                 raise InvalidOption("a dead letter topic has one partition", name="partitions")
-            defined[name] = options
+            self._spread_groups(name, range(have, options.partitions))
+            topics[name] = options
+
+    def _spread_groups(self, topic: str, partitions: range) -> None:
+        """Let the groups of a topic have the partitions that it gets, before there can be records
+        in them that retention would remove.
+        """
+        for key in self.groups() if partitions else ():
+            if (key.topic, key.partition) == (topic, 0):
+                first = self.group(key)
+                for partition in partitions:
+                    self.step(key._replace(partition=partition), first.spread)
+        self.sync_groups()
 
     def remove_topic(self, name: str) -> None:
         """Remove a topic, its records and its groups for good."""
@@ -226,8 +238,8 @@ class Folder:
             atomic.remove_files([os.path.join(place, file) for file in mine])
             writer.end()
             self._drop(name, partition)
-        with self._locked_topics() as defined:
-            defined.pop(name, None)
+        with self._locked_topics() as topics:
+            topics.pop(name, None)
 
     def _defined(self) -> dict[str, TopicOptions]:
         path = os.path.join(self.path, "topics.json")
@@ -238,22 +250,7 @@ class Folder:
             return {}
         stamp = (about.st_ino, about.st_mtime_ns)
         if self._topics[0] != stamp:
-            with open(path, "rb") as file:
-                data = file.read()
-            try:
-                stored = msgspec.json.decode(data, type=dict[str, dict[str, Any]])
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                said = f"topics.json is damaged: {reason(error)}"
-                raise Corrupt(said, path=path, position=0) from error
-            try:
-                known = {name: make(TopicOptions, values) for name, values in stored.items()}
-            except InvalidOption as error:
-                raise UnsupportedFormat(
-                    f"topics.json: {error.message}",
-                    path=path,
-                    hint="a newer version wrote it, or it was edited: upgrade, or mend it",
-                ) from error
-            self._topics = (stamp, known)
+            self._topics = (stamp, defined.read(path))
         return self._topics[1]
 
     @contextlib.contextmanager
@@ -270,11 +267,9 @@ class Folder:
     def _locked_topics(self) -> Iterator[dict[str, TopicOptions]]:
         with self._locked():
             before = self._defined()
-            yield (defined := dict(before))
-            if defined != before:
-                plain = {name: changed(options) for name, options in sorted(defined.items())}
-                text = msgspec.json.format(msgspec.json.encode(plain), indent=2)
-                atomic.replace_file(os.path.join(self.path, "topics.json"), text + b"\n")
+            yield (after := dict(before))
+            if after != before:
+                atomic.replace_file(os.path.join(self.path, "topics.json"), defined.encode(after))
                 self._defined()
 
     # -- records -------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from trunkline.errors import Corrupt, NoBus, NotFound, reason
-from trunkline.log import layout
+from trunkline.errors import NoBus, NotFound
+from trunkline.log import defined, layout
 from trunkline.log.head import Head
 from trunkline.log.reader import PartitionReader
 from trunkline.log.segment import Segment
@@ -123,15 +123,7 @@ class Catalog:
         """Every topic, with the number of its partitions."""
         found: dict[str, int] = {}
         path = os.path.join(self.root, "topics.json")
-        try:
-            with open(path, "rb") as file:
-                stored = msgspec.json.decode(file.read(), type=dict[str, dict[str, object]])
-        except FileNotFoundError:
-            stored = {}
-        except msgspec.DecodeError as error:
-            raise Corrupt(
-                f"topics.json is damaged: {reason(error)}", path=path, position=0
-            ) from error
+        stored = defined.read_raw(path) if os.path.exists(path) else {}
         for name, options in stored.items():
             found[name] = msgspec.convert(options.get("partitions", 1), int)
         for folder in ("wal", "dlq"):

@@ -217,6 +217,9 @@ class MemoryStore:
         have = self._topics.get(topic, TopicOptions()).partitions
         if options.partitions < have:
             raise Conflict(f"{topic} has {have} partitions, they cannot be reduced", topic=topic)
+        for key in [k for k in self._groups if (k.topic, k.partition) == (topic, 0)]:
+            for partition in range(have, options.partitions):
+                await self.update(key._replace(partition=partition), self._groups[key].spread)
         self._topics[topic] = options
         self.bell.ring(None)  # a subscriber may have partitions to find
 

@@ -12,10 +12,30 @@ import pytest
 from trunkline.errors import Corrupt, NoBus, OutOfRange
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder
+from trunkline.log.reader import list_segments
+from trunkline.log.segment import Segment
 from trunkline.options import TopicOptions
 
 from .conftest import Opener
 from .events import TOPIC, at, event, payloads, publish, put
+
+
+def test_a_look_goes_on_while_others_remove_files_one_by_one(
+    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=1))
+    publish(folder, range(5))
+    places = [2, 3, 4]
+
+    def listed(root: str, stem: str) -> list[Segment]:
+        found = list_segments(root, stem)
+        if places:  # each time one of those that were just listed goes
+            upkeep.trim(folder, TOPIC, 0, places.pop(0))
+        return found
+
+    monkeypatch.setattr("trunkline.log.reader.list_segments", listed)
+    assert opener().reader(TOPIC, 0).segment_of(5) == 5
+    assert not places
 
 
 def test_seek_by_time_agrees_with_looking_at_everything(folder: Folder, opener: Opener) -> None:

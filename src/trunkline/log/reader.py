@@ -153,12 +153,12 @@ class PartitionReader:
         return self._look(lambda: self._seek(when))
 
     def _look(self, look: Callable[[], int]) -> int:
-        """``look``, and once more if a file was removed or replaced since it was listed."""
-        try:
-            return look()
-        except FileNotFoundError:
-            self.forget()
-            return look()
+        """``look``, and again as long as files are removed or replaced after they were listed."""
+        while True:
+            try:
+                return look()
+            except FileNotFoundError:
+                self.forget()
 
     def _seek(self, when: datetime) -> int:
         head = self.head()

@@ -13,6 +13,7 @@ from log.events import event
 from trunkline.event import encode_event
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.log.inotify import Change, Inotify
+from trunkline.log.reader import PartitionReader
 from trunkline.options import GroupOptions, Limits, StoreOptions
 
 KEY = GroupKey("orders", 0, "billing")
@@ -118,6 +119,24 @@ def test_a_few_looks_see_every_group(tmp_path: Path, count: int) -> None:
         assert not any("" in ours.noticed(turn) for turn in range(5))
     ours.close()
     theirs.close()
+
+
+def test_a_look_bears_topics_that_are_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(str(tmp_path / "bus"))
+    for topic in ("a", "b", "c"):
+        publish(folder, topic)
+        folder.bounds(topic, 0)
+
+    def is_behind(reader: PartitionReader) -> bool:
+        if folder.has_topic("c"):
+            folder.remove_topic("c")  # as a thread would, which the loop does not wait for
+        return reader.topic == "b"
+
+    monkeypatch.setattr(PartitionReader, "is_behind", is_behind)
+    assert folder.noticed() == {"b"}
+    folder.close()
 
 
 def test_news_beneath_own_writes_are_news(tmp_path: Path, places: list[str]) -> None:

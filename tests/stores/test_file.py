@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 import time
@@ -136,6 +137,29 @@ async def test_a_group_that_stays_locked_is_told(tmp_path: Path) -> None:
         await store.update(KEY, lambda group: group.floor)
     os.close(other)
     assert await store.update(KEY, lambda group: group.floor) == 0
+    await store.close()
+
+
+async def test_others_are_still_heard_after_a_look_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(os.fspath(tmp_path), reserve_bytes=0, poll_s=0.001)
+    failed, rung = asyncio.Event(), asyncio.Event()
+
+    def full(_turn: int) -> set[str]:
+        failed.set()
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.folder, "noticed", full)
+        store.watch()
+        await asyncio.wait_for(failed.wait(), 20)
+    await asyncio.sleep(0)
+    store.bell.listen(lambda topic: rung.set() if topic == TOPIC else None)
+    other = Folder(os.fspath(tmp_path), StoreOptions(reserve_bytes=0))
+    other.append(TOPIC, 0, [encode_event(event(0), Limits())], [event(0)])
+    await asyncio.wait_for(rung.wait(), 20)
+    other.close()
     await store.close()
 
 

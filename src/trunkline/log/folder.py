@@ -365,7 +365,8 @@ class Folder:
         """
         turns = min(1 + len(self._groups) // _AT_A_LOOK, _TURNS)
         files = list(self._groups.values())[turn % turns :: turns]
-        found = {topic for (topic, _), reader in self._readers.items() if reader.is_behind()}
+        readers = list(self._readers.items())  # a thread may be removing a topic
+        found = {topic for (topic, _), reader in readers if reader.is_behind()}
         holders = {member for file in files for member in file.group.holders()} - {self.member}
         if any(file.is_behind() for file in files) or not all(map(self.is_alive, holders)):
             found.add("")

@@ -393,9 +393,12 @@ class FileStore:
                 await asyncio.sleep(self.options.poll_s)
                 if watch is None:
                     self.bell.ring(None)
-                else:
-                    self.bell.remind(turn, _FALSE_RINGS)
+                    continue
+                self.bell.remind(turn, _FALSE_RINGS)
+                try:
                     self._ring(self.folder.noticed(turn))
+                except OSError as error:  # no file can be opened just now, for example
+                    logger.debug("not looked: %s", error)
         finally:
             if watch is not None:
                 loop.remove_reader(watch.fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from trunkline.errors import (
     Closed,
     Conflict,
     Corrupt,
+    LockTimeout,
     NoBus,
     NotFound,
     TrunklineError,
@@ -152,6 +154,22 @@ def test_a_closed_folder_says_so(folder: Folder) -> None:
         publish(folder, [2])
     with pytest.raises(Closed):
         folder.step(GroupKey(TOPIC, 0, "g"), lambda group: group)
+
+
+def test_a_close_takes_no_lock_from_a_thread_that_tends_the_log(
+    folder: Folder, opener: Opener
+) -> None:
+    publish(opener(), [1])
+    writer = folder.writer(TOPIC, 0)
+    writer.begin()  # as retention does, in a thread that nobody waits for
+    closing = threading.Thread(target=folder.close)
+    closing.start()
+    closing.join(0.1)
+    with pytest.raises(LockTimeout):
+        opener().writer(TOPIC, 0).begin(timeout_s=0.0)
+    writer.end()
+    closing.join()
+    assert publish(opener(), [2]) == [2]
 
 
 def test_members_tidy_up_after_the_dead(folder: Folder, opener: Opener, root: str) -> None:

@@ -552,7 +552,7 @@ class Folder:
             stack.callback(self._leave)
             for reader in self._readers.values():
                 stack.callback(reader.close)
-            for writer in self._writers.values():
+            for writer in list(self._writers.values()):
                 stack.callback(writer.close)
             for key, file in self._groups.items():
                 stack.callback(file.close)

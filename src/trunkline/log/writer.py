@@ -188,8 +188,9 @@ class PartitionWriter:
         try:
             self.sync()
         finally:
-            self._close_segment()
-            self._head.close()
+            with self._mutex:  # a thread that tends the log may have it locked by these files
+                self._close_segment()
+                self._head.close()
 
     def abandon(self) -> None:
         """Let go without a word: in a forked child, or when the files are gone."""

@@ -376,7 +376,7 @@ class Group:
 
     def spread(self, later: Group) -> None:
         """Begin the group of a partition that was added: as this one, before its first record."""
-        if not later.created:
+        if self.created and not later.created:
             later.define(self.options, 0)
             later.pause(self.paused)
 

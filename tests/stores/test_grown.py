@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 import trunkline
-from trunkline.log import upkeep
-from trunkline.options import GroupOptions
+from trunkline.log import atomic, upkeep
+from trunkline.log.folder import Folder
+from trunkline.options import GroupOptions, StoreOptions, TopicOptions
 from trunkline.store import GroupKey
 from trunkline.stores.file import FileStore
 
@@ -59,3 +62,28 @@ async def test_added_partitions_have_the_policy_and_the_pause_of_their_groups(ur
         assert await bus.store.groups() == [KEY, added]
         found = await bus.store.update(added, lambda g: (g.options, g.paused, g.floor))
         assert found == (POLICY, True, 0)
+
+
+def test_partitions_that_are_added_hold_no_files_open(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path), StoreOptions(reserve_bytes=0))
+    for number in range(3):
+        key = KEY._replace(group=f"g{number}")
+        folder.step(key, lambda group: group.define(POLICY, 0))
+    before = len(os.listdir("/proc/self/fd"))
+    folder.define("orders", TopicOptions(partitions=20))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(folder.groups()) == 60
+    folder.close()
+
+
+async def test_a_definition_that_has_to_wait_does_not_stop_the_loop(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path), reserve_bytes=0)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    atomic.lock(fd, 1.0, str(tmp_path))  # another process defines a topic
+    late = asyncio.ensure_future(store.define("orders", TopicOptions(partitions=2)))
+    await asyncio.sleep(0.01)
+    assert not late.done()
+    os.close(fd)
+    await late
+    assert (await store.topics())["orders"].partitions == 2
+    await store.close()

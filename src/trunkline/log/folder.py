@@ -216,10 +216,10 @@ class Folder:
         """
         for key in self.groups() if partitions else ():
             if (key.topic, key.partition) == (topic, 0):
-                first = self.group(key)
+                first = self.look(key, lambda group: group)
                 for partition in partitions:
-                    self.step(key._replace(partition=partition), first.spread)
-        self.sync_groups()
+                    with self._apart(key._replace(partition=partition)) as file:
+                        file.step(first.spread, file.timeout_s, make_room=self.make_room)
 
     def remove_topic(self, name: str) -> None:
         """Remove a topic, its records and its groups for good."""
@@ -394,34 +394,30 @@ class Folder:
         if timeout_s is None:
             timeout_s = self.options.lock_timeout_s
         if not file.is_adopted:
-            self._adopt(key, file, timeout_s)
+            file.begin(self.head(key.topic, key.partition), timeout_s)
         result = file.step(action, timeout_s, before=self._free_the_dead, make_room=self.make_room)
         if file.size > self.options.snapshot_bytes or file.is_poisoned:
             with contextlib.suppress(StorageError):  # the next step tries again
                 file.renew(self._segment(key))
         return result
 
-    def _adopt(self, key: GroupKey, file: GroupFile, timeout_s: float) -> None:
-        """Tell a group that this process begins to use which epoch of the log it belongs to."""
-        head = self.head(key.topic, key.partition)
-        if file.exists():
-            file.adopt(head.epoch, head.reused, timeout_s)
-        else:
-            file.epoch = head.epoch
-        file.is_adopted = True
-
     def look(self, key: GroupKey, action: Callable[[Group], T]) -> T:
         """Run ``action`` on a group as it is now, and leave no trace: one may look where one may
         not write, and what the action changes is forgotten. From any thread.
         """
+        with self._apart(key, read_only=True) as file:
+            return file.step(action, file.timeout_s, before=self._free_the_dead)
+
+    @contextlib.contextmanager
+    def _apart(self, key: GroupKey, *, read_only: bool = False) -> Iterator[GroupFile]:
+        """A group as another process would have it: from any thread, and for a moment."""
         self._check()
         timeout_s = self.options.lock_timeout_s
-        file = GroupFile(self.path, key, self.clock, timeout_s, read_only=True)
+        file = GroupFile(self.path, key, self.clock, timeout_s, read_only=read_only)
         reader = self.fresh_reader(key.topic, key.partition)
         try:
-            head = reader.head()
-            file.adopt(head.epoch, head.reused, timeout_s)
-            return file.step(action, timeout_s, before=self._free_the_dead)
+            file.begin(reader.head(), timeout_s)
+            yield file
         finally:
             reader.close()
             file.close()
@@ -550,7 +546,7 @@ class Folder:
             return
         with contextlib.ExitStack() as stack:
             stack.callback(self._leave)
-            for reader in self._readers.values():
+            for reader in list(self._readers.values()):
                 stack.callback(reader.close)
             for writer in list(self._writers.values()):
                 stack.callback(writer.close)

@@ -32,7 +32,7 @@ from trunkline.errors import (
 )
 from trunkline.group import Group, Saved, load
 from trunkline.log import atomic, layout
-from trunkline.log.head import FORMAT
+from trunkline.log.head import FORMAT, Head
 from trunkline.log.line import Damaged, close_line, is_intact, parse_object
 from trunkline.ops import Anchored, AnyOp, Created, Edited, Paused, Redriven, Sought
 
@@ -74,7 +74,7 @@ class GroupFile:
         self.topic, self.partition, self.name = key
         self._read_only = read_only
         self._clock = clock
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._stem = os.path.join(root, layout.group_stem(*key))
         self._lock_fd = -1
         self._fd = -1
@@ -169,6 +169,14 @@ class GroupFile:
             self._segment = segment
             self._begin_next()
 
+    def begin(self, head: Head, timeout_s: float) -> None:
+        """Tell a group that is used from now on which epoch of the log it belongs to."""
+        if self.exists():
+            self.adopt(head.epoch, head.reused, timeout_s)
+        else:
+            self.epoch = head.epoch
+        self.is_adopted = True
+
     def adopt(self, epoch: int, reused: int, timeout_s: float) -> None:
         """Take notice of an epoch of the log: from ``reused`` on its offsets are other records now,
         so what the group knows of them is void.
@@ -236,7 +244,7 @@ class GroupFile:
     @contextlib.contextmanager
     def locked(self, timeout_s: float | None = None) -> Iterator[None]:
         """No member takes a step meanwhile."""
-        self._lock(self._timeout_s if timeout_s is None else timeout_s)
+        self._lock(self.timeout_s if timeout_s is None else timeout_s)
         try:
             yield
         finally:

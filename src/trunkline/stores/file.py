@@ -355,7 +355,7 @@ class FileStore:
         if options is None:
             await asyncio.to_thread(self.folder.remove_topic, topic)
         else:
-            self.folder.define(topic, options)
+            await asyncio.to_thread(self.folder.define, topic, options)
         self.bell.ring(topic)
 
     # -- other processes -----------------------------------------------------------------------

@@ -192,6 +192,19 @@ def test_damage_below_what_was_synced_is_an_error(
     assert settled(opener()) == {1}, "what was never durable is done again"
 
 
+def test_a_journal_without_its_first_line_is_an_error(
+    folder: Folder, root: str, opener: Opener
+) -> None:
+    journal = Path(root, JOURNAL)
+    whole = journal.read_bytes()
+    rest = whole.partition(b"\n")[2]
+    journal.write_bytes(rest)
+    with pytest.raises(Corrupt, match="its first line is missing"):
+        opener().group(KEY)
+    assert journal.read_bytes() == rest
+    journal.write_bytes(whole)
+
+
 def test_a_step_that_fails_leaves_no_trace(folder: Folder, opener: Opener) -> None:
     def step(group: Group) -> None:
         group.settle([1])

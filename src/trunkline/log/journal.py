@@ -368,8 +368,10 @@ class GroupFile:
             header = parse_object(line)
             if header.get("format", 0) > FORMAT:
                 raise self._unsupported(".journal", header["format"])
+            if "generation" not in header:
+                raise self._corrupt(self._stem + ".journal", 0, "its first line is missing")
             self.epoch = max(self.epoch, header.get("epoch", 0))
-            anchor = msgspec.convert(header["anchor"], Anchored)
+            anchor = msgspec.convert(header.get("anchor"), Anchored)
             return header["generation"], header.get("after", 0), len(line) + 1, anchor
         if os.fstat(self._fd).st_size > len(line) + len(newline):
             raise self._corrupt(self._stem + ".journal", 0, "its first line is damaged")

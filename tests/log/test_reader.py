@@ -133,3 +133,19 @@ def test_a_folder_that_was_moved_away_is_not_an_empty_one(folder: Folder, root: 
         folder.fresh_reader(TOPIC, 0).read(1)
     shutil.move(root + ".old", root)
     assert payloads(folder) == {1: 1}
+
+
+def test_a_file_that_was_emptied_is_not_passed_over(folder: Folder, root: str) -> None:
+    """Not even behind one in which offsets may be missing."""
+    folder.define(TOPIC, TopicOptions(segment_records=2))
+    put_keys(folder, "aabcdef")
+    upkeep.compact(folder, TOPIC, 0)
+    os.truncate(f"{root}/wal/t.00000002.jsonl", 0)
+    with pytest.raises(Corrupt, match="offset 3 of t/0 is in no readable file"):
+        payloads(folder)
+    assert list(payloads(folder, 5)) == [5, 6, 7]
+
+
+def put_keys(folder: Folder, keys: str) -> None:
+    for key in keys:
+        put(folder, event(key, key=key))

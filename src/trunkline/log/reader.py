@@ -290,15 +290,18 @@ class PartitionReader:
         return segment.seal is not None and segment.holes
 
     def _after(self, segment: Segment, head: Head) -> int:
-        """The first offset behind a finished segment."""
-        later = [s for s in self._listed(head) if s.number > segment.number]
-        for follower in later:
+        """The first offset behind a finished segment. What has no seal was abandoned, and ends
+        where the next one begins.
+        """
+        seal = segment.seal
+        if seal is not None:
+            return seal.last + 1
+        for follower in [s for s in self._listed(head) if s.number > segment.number]:
             if follower.bad or follower.number > head.segment:
                 break
             if follower.first is not None:
                 return follower.first
-        seal = segment.seal
-        return seal.last + 1 if seal else head.next
+        return head.next
 
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
         if len(self._places) > 64:

@@ -281,7 +281,7 @@ class LocalSubscription:
         if self._closed:
             return
         self._closed = True
-        self._arrived.set()
+        self.drain()  # its pumps are left one after the other, and none shall hand out more
         home = self._home
         home.store.bell.ignore(self._rung)
         if self._finder is not None:

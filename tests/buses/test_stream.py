@@ -40,3 +40,47 @@ async def test_who_leaves_takes_nothing_more(bus: LocalBus, clock: ManualClock) 
         key = GroupKey("orders", partition, "billing")
         assert not await bus.store.update(key, lambda group: group.leases)
         assert not await bus.store.update(key, lambda group: group.attempts)
+
+
+async def test_room_is_made_for_every_partition(bus: LocalBus, clock: ManualClock) -> None:
+    await bus.define("orders", partitions=2)
+    await bus.publish_many("orders", [1, 2])
+    async with bus.subscribe("orders", group="billing", max_inflight=1) as stream:
+        delivery = await soon(stream)
+        waiting = asyncio.ensure_future(soon(stream))  # asks while there is no room
+        await clock.settle()
+        await delivery.ack()
+        assert (await waiting).partition != delivery.partition
+
+
+async def test_room_that_a_timeout_makes_is_for_every_partition(
+    bus: LocalBus, clock: ManualClock
+) -> None:
+    await bus.define("orders", partitions=2)
+    await bus.publish_many("orders", [1, 2])
+    async with bus.subscribe("orders", group="billing", max_inflight=1) as stream:
+        lost = await soon(stream)
+        waiting = asyncio.ensure_future(soon(stream))
+        await clock.run(30.0)
+        assert (await waiting).partition != lost.partition
+
+
+async def test_none_of_several_topics_waits_for_another(bus: LocalBus) -> None:
+    """Also where each free place is asked for by somebody."""
+    for topic in ("orders.a", "orders.b", "orders.c"):
+        await bus.publish_many(topic, [0] * 100)
+    seen: list[str] = []
+
+    async def work(stream: Any) -> None:
+        async for delivery in stream:
+            seen.append(delivery.topic)
+            await asyncio.sleep(0.001)
+            await delivery.ack()
+
+    async with bus.subscribe("orders.*", group="billing", max_inflight=4) as stream:
+        workers = [asyncio.ensure_future(work(stream)) for _ in range(4)]
+        while len(seen) < 90:
+            await asyncio.sleep(0.01)
+        for worker in workers:
+            worker.cancel()
+    assert min(seen[:90].count(topic) for topic in ("orders.a", "orders.b", "orders.c")) >= 20

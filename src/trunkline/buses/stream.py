@@ -171,6 +171,7 @@ class LocalSubscription:
         self._open: dict[Delivery, Pump] = {}
         self._arrived = asyncio.Event()
         self._pumps: dict[GroupKey, Pump] = {}
+        self._last: Pump | None = None  # of them to put something here
         self._error: BaseException | None = None
         self._draining = False
         self._closed = False
@@ -237,8 +238,13 @@ class LocalSubscription:
         return delivery
 
     def _refill(self) -> None:
+        """Let the pumps see that there is room. They share it: who had its turn comes last."""
         if self.room() > 0:
-            for pump in self._pumps.values():
+            pumps = list(self._pumps.values())
+            if self._last in pumps:
+                at = pumps.index(self._last) + 1
+                pumps = pumps[at:] + pumps[:at]
+            for pump in pumps:
                 pump.refill()
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
@@ -325,7 +331,7 @@ class LocalSubscription:
 
     def put(self, pump: Pump, record: Record, lease: Lease) -> None:
         delivery = Delivery(record, lease, self._group, self._settle, pump.extend)
-        self._open[delivery] = pump
+        self._open[delivery] = self._last = pump
         self._queue.append((delivery, monotonic()))
         self._arrived.set()
 
@@ -335,6 +341,8 @@ class LocalSubscription:
         pump = self._open.pop(delivery, None)
         if pump is None:  # too late, which only the group can judge
             pump = self._pumps.get(GroupKey(delivery.topic, delivery.partition, self._group))
+        elif len(self._open) == self._room - 1 and len(self._pumps) > 1:
+            self._refill()  # it was full, for all of them
         if pump is not None:
             pump.settle(delivery, outcome, delay_s, reason)
 
@@ -354,6 +362,7 @@ class LocalSubscription:
             for delivery in lost:
                 del self._open[delivery]
             self._queue = deque(waiting for waiting in self._queue if waiting[0] not in lost)
+            self._refill()
         return until
 
     def fail(self, error: BaseException) -> None:

@@ -202,8 +202,6 @@ class Group:
     ) -> Taken:
         """Lease up to ``limit`` records of the window to ``by``."""
         taken = Taken([], [], [], [])
-        if self.was and self.window and not self.created:  # members are at work: it begins anew
-            self.define(self.was, 0)
         self._come_due(now, wall)
         if self.paused or (self.blocked and self._late):
             return taken
@@ -373,6 +371,11 @@ class Group:
             self._do(Created(floor, options, self.era))
         elif options != self.options:
             raise other_policy(name, self.options, options)
+
+    def begin_anew(self) -> None:
+        """Be a group again, if it was removed: its members are at work, and there is something."""
+        if self.was and not self.created:
+            self.define(self.was, 0)
 
     def spread(self, later: Group) -> None:
         """Begin the group of a partition that was added: as this one, before its first record."""

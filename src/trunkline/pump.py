@@ -483,6 +483,8 @@ class Pump:
         self._note(group)
         now, wall = self._clock.monotonic(), self._clock.now().timestamp()
         ahead, self._ahead = self._ahead, []
+        if ahead or self._gap_to:
+            group.begin_anew()
         if self._ahead_from == group.read_to:  # else it was read for an older state: read again
             if self._gap_to:
                 group.skip(group.read_to, self._gap_to)

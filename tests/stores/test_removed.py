@@ -71,6 +71,25 @@ async def test_a_group_that_is_removed_under_its_members_begins_anew(
         )
 
 
+async def test_a_removed_group_begins_anew_where_its_log_does(place: tuple[str, Remove]) -> None:
+    url, remove = place
+    got: list[Any] = []
+    async with trunkline.connect(url) as bus:
+        await bus.publish_many("orders", [1, 2, 3])
+        bus.on("orders", group="billing", policy=POLICY)(lambda event: got.append(event.payload))
+        await bus.start()
+        await bus.drain()
+        await bus.store.trim("orders", 0, 3)
+        await remove(bus, "group")
+        await bus.publish("orders", 4)
+        await eventually(lambda: got[3:] == [3, 4])
+        await bus.drain()
+        assert await bus.store.update(KEY, lambda group: (group.options, group.floor)) == (
+            POLICY,
+            4,
+        )
+
+
 async def test_a_topic_that_is_removed_under_its_consumers_begins_anew(
     place: tuple[str, Remove],
 ) -> None:

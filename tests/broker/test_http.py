@@ -262,6 +262,7 @@ class TestEvents:
             "traceparent": "00-aa-bb-01",
             "time": "2026-01-02T03:04:05.000006+00:00",
             "expirytime": "2026-01-02T03:05:05.000006+00:00",
+            "dataschema": "https://example.com/order?v=2#now",
             "region": "eu",
         }
         kind = {"content-type": "application/cloudevents+json"}

@@ -45,6 +45,7 @@ _OWN: Final = frozenset(
 )
 _NAME: Final = re.compile(r"[a-z0-9]{1,40}")
 _CONTENT: Final = "datacontenttype"
+_HEADERS: Final = frozenset({_CONTENT, "dataschema"})  # of CloudEvents, kept as headers
 _BASE64: Final = "data-base64"  # a header: the payload is the base64 text of bytes
 
 
@@ -75,7 +76,7 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
     for name, header in event.headers.items():
         if name == _BASE64:
             continue
-        if name == _CONTENT or (_NAME.fullmatch(name) and name not in _OWN):
+        if name in _HEADERS or (_NAME.fullmatch(name) and name not in _OWN):
             found[name] = header
         else:
             others[name] = header

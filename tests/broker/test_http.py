@@ -292,6 +292,39 @@ class TestEvents:
             assert back.headers["content-type"].startswith(kind)
             assert (back.headers["ce-id"], back.headers["ce-note"]) == ("e1", "a%20b")
 
+    @pytest.mark.parametrize(
+        ("kind", "body", "data"),
+        [
+            ("text/plain; charset=utf-8", "ü".encode(), {"data": "ü"}),
+            ("text/plain; charset=iso-8859-1", b"\xfc", {"data_base64": "/A=="}),
+            ("application/json; charset=utf-8", b'"a"', {"data": "a"}),
+            ('multipart/mixed; boundary="a b"', b"--a b", {"data_base64": "LS1hIGI="}),
+            ("text/plain", b"", {}),
+        ],
+    )
+    async def test_a_content_type_is_kept_whole(
+        self, http: httpx.AsyncClient, kind: str, body: bytes, data: Any
+    ) -> None:
+        ce = {"ce-specversion": "1.0", "ce-id": "e1", "ce-source": "/s", "ce-type": "t"}
+        headers = {**ce, "content-type": kind}
+        done = await http.post("/topics/t/events", content=body, headers=headers)
+        assert done.status_code == 201, done.text
+        found = (await http.get("/topics/t/events/0/1?form=cloudevent")).json()
+        assert found["datacontenttype"] == kind
+        assert {name: found[name] for name in found if name.startswith("data")} == {
+            **data,
+            "datacontenttype": kind,
+        }
+        back = await http.get("/topics/t/events/0/1?form=binary")
+        assert (back.headers["content-type"], back.content) == (kind, body)
+
+    async def test_an_event_without_data_has_no_content_type(self, http: httpx.AsyncClient) -> None:
+        ce = {"ce-specversion": "1.0", "ce-id": "e1", "ce-source": "/s", "ce-type": "t"}
+        done = await http.post("/topics/t/events", content=b"", headers=ce)
+        assert done.status_code == 201, done.text
+        back = await http.get("/topics/t/events/0/1?form=binary")
+        assert ("content-type" in back.headers, back.content) == (False, b"")
+
     async def test_bytes_of_no_known_type_stay_bytes(self, http: httpx.AsyncClient) -> None:
         kind = {"content-type": "application/cloudevents+json"}
         for offset, extra in enumerate(({}, {"datacontenttype": "application/json"}), 1):

@@ -236,15 +236,15 @@ def from_binary(headers: Iterable[tuple[str, str]], body: bytes, topic: str) -> 
             found[low[3:]] = unquote(value)
         elif low == "content-type":
             content = value
+    if content:
+        found[_CONTENT] = content
     kind = content.partition(";")[0].strip().lower()
     if not body:
         return _event(found, topic, None)
     if not kind or _is_json(kind):
-        if kind not in ("", JSON):
-            found[_CONTENT] = kind
         return _event(found, topic, decode_payload(body))
-    found[_CONTENT] = kind
-    if kind.startswith("text/"):
+    charset = _CHARSET.search(content)
+    if kind.startswith("text/") and (charset is None or charset[1].lower() in _UNICODE):
         try:
             return _event(found, topic, body.decode())
         except UnicodeDecodeError as error:
@@ -257,7 +257,7 @@ def to_binary(record: Record) -> tuple[dict[str, str], bytes]:
     found = to_cloudevent(record)
     data = found.pop("data", None)
     raw = found.pop("data_base64", None)
-    content = found.pop(_CONTENT, JSON if raw is None else _BYTES)
+    content = found.pop(_CONTENT, None if raw is None else _BYTES)
     if raw is not None:
         body = base64.b64decode(raw)
     elif isinstance(data, str) and not _is_json(content.partition(";")[0].strip().lower()):
@@ -265,7 +265,9 @@ def to_binary(record: Record) -> tuple[dict[str, str], bytes]:
     else:
         body = b"" if data is None else msgspec.json.encode(data)
     headers = {f"ce-{name}": quote(str(value), safe=_PRINTABLE) for name, value in found.items()}
-    return {**headers, "content-type": quote(content, safe=_PRINTABLE + ' "')}, body
+    if content is not None:
+        headers["content-type"] = quote(content, safe=_PRINTABLE + ' "')
+    return headers, body
 
 
 def _is_json(kind: str) -> bool:
@@ -273,4 +275,6 @@ def _is_json(kind: str) -> bool:
 
 
 _BYTES: Final = "application/octet-stream"
+_CHARSET: Final = re.compile(r';\s*charset="?([^\s";]+)', re.IGNORECASE)
+_UNICODE: Final = frozenset({"utf-8", "utf8", "us-ascii"})
 _PRINTABLE: Final = "!#$&'()*+,/:;=?@[]-._~<>{}|^`\\"

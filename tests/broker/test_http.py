@@ -318,6 +318,29 @@ class TestEvents:
         back = await http.get("/topics/t/events/0/1?form=binary")
         assert (back.headers["content-type"], back.content) == (kind, body)
 
+    @pytest.mark.parametrize(
+        ("value", "subject"),
+        [
+            (b"a%20%C3%BC%e2%82%ac", "a ü€"),
+            (b'"a \\"b\\" %25"', 'a "b" %'),
+            ("ü€".encode(), "ü€"),
+            (b'"', '"'),
+            (b"%C0%A0", None),
+            (b"\xfc", None),
+        ],
+    )
+    async def test_a_header_is_read_as_the_binding_says(
+        self, http: httpx.AsyncClient, value: bytes, subject: str | None
+    ) -> None:
+        ce = {b"ce-specversion": b"1.0", b"ce-id": b"e1", b"ce-source": b"/s", b"ce-type": b"t"}
+        done = await http.post("/topics/t/events", headers={**ce, b"ce-subject": value})
+        assert done.status_code == (400 if subject is None else 201), done.text
+        if subject is None:
+            assert "ce-subject" in done.json()["message"]
+            return
+        found = (await http.get("/topics/t/events/0/1?form=cloudevent")).json()
+        assert found["subject"] == subject
+
     async def test_an_event_without_data_has_no_content_type(self, http: httpx.AsyncClient) -> None:
         ce = {"ce-specversion": "1.0", "ce-id": "e1", "ce-source": "/s", "ce-type": "t"}
         done = await http.post("/topics/t/events", content=b"", headers=ce)

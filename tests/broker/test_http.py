@@ -280,6 +280,14 @@ class TestEvents:
             "datacontenttype": "application/json",
         }
 
+    async def test_what_expires_needs_no_time(self, http: httpx.AsyncClient) -> None:
+        sent = {**CLOUDEVENT, "expirytime": "2126-01-02T03:05:05+00:00"}
+        kind = {"content-type": "application/cloudevents+json"}
+        done = await http.post("/topics/t/events", content=json.dumps(sent), headers=kind)
+        assert done.status_code == 201, done.text
+        found = (await http.get("/topics/t/events/0/1?form=cloudevent")).json()
+        assert found["expirytime"] == sent["expirytime"]
+
     async def test_a_binary_cloudevent_is_an_event(self, http: httpx.AsyncClient) -> None:
         ce = {"ce-specversion": "1.0", "ce-id": "e1", "ce-source": "/s", "ce-type": "t"}
         cases = (("application/json", b'{"n":1}'), ("text/plain", b"hi"), ("image/png", b"\x89P"))

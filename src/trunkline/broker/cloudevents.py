@@ -10,7 +10,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 from urllib.parse import quote, unquote_to_bytes
 
@@ -166,8 +166,7 @@ def _event(
     if "caps" in found:
         fields["caps"] = tuple(cap for cap in _text("caps", found["caps"]).split(",") if cap)
     if "expirytime" in found:
-        if ts is None:
-            raise InvalidEvent("an expirytime needs a time", field="expirytime")
+        ts = ts or datetime.now(UTC)
         left = (_time("expirytime", found["expirytime"]) - ts).total_seconds()
         fields["ttl_s"] = max(0.0, left)
     if ts is not None:

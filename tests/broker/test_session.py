@@ -517,13 +517,34 @@ class TestCloudEvents:
             await one.socket.send(json.dumps([{**event, "id": f"b{n}"} for n in range(2)]))
             assert (await one.hear("PUBLISHED"))["count"] == 2
             await one.socket.send(json.dumps({**event, "id": ""}))
-            assert (await one.hear("ERROR"))["code"] == "invalid_event"
+            said = await one.hear("ERROR")
+            assert (said["code"], said["corr"]) == ("invalid_event", "")
             await one.subscribe("orders", "g", ack="each")
             found = [await one.hear("t") for _ in range(3)]
             assert (found[0]["specversion"], found[0]["data"]) == ("1.0", {"n": 1})
             assert (found[0]["group"], found[0]["attempt"], found[0]["offset"]) == ("g", 1, "1")
             said = await one.ask("ACK", topic="orders", partition=0, group="g", offset=1)
             assert said["count"] == 1
+
+    @pytest.mark.parametrize(
+        ("broken", "corr", "wrong"),
+        [
+            ({"id": "e1", "type": "t", "source": "/s"}, "e1", "topic"),
+            ({"id": "e2", "type": "t", "topic": "t"}, "e2", "source"),
+            ([{"id": "e3", "type": "t", "topic": "t"}, 1], "e3", "source"),
+            ({"id": 4}, None, "id"),
+        ],
+    )
+    async def test_the_answer_names_the_cloudevent_that_was_refused(
+        self, broker: Broker, broken: Any, corr: str | None, wrong: str
+    ) -> None:
+        several = broken if isinstance(broken, list) else [broken]
+        several[0]["specversion"] = "1.0"
+        async with peer(broker.url, subprotocols=["cloudevents.json"]) as one:
+            await one.socket.send(json.dumps(broken))
+            said = await one.hear("ERROR")
+            assert (said["code"], said.get("corr")) == ("invalid_event", corr)
+            assert said["message"].endswith(f"the attribute {wrong}")
 
     async def test_a_frame_may_carry_a_cloudevent_as_its_payload(self, broker: Broker) -> None:
         async with peer(broker.url, subprotocols=["cloudevents.json"]) as one:

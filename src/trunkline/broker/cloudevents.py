@@ -171,7 +171,9 @@ def _event(
         fields["ttl_s"] = max(0.0, left)
     if ts is not None:
         fields["ts"] = ts
-    name = topic or _text("topic", named or "")
+    if not topic and named is None:
+        raise InvalidEvent("a CloudEvent for a WebSocket has the attribute topic", field="topic")
+    name = topic or _text("topic", named)
     return Event(id=found["id"], topic=name, payload=payload, headers=headers, **fields)
 
 
@@ -208,6 +210,7 @@ def read_cloudevents(data: bytes) -> list[Any]:
     """
     if b'"specversion"' not in data:
         return list(read_asked(data))
+    found: Any = None
     try:
         found = decode_payload(data)
         several = found if isinstance(found, list) else [found]
@@ -219,7 +222,14 @@ def read_cloudevents(data: bytes) -> list[Any]:
         events = from_batch(found, "")
         return [Publish(corr=events[0].id, events=events)]
     except TrunklineError as error:
-        return [Bad(ProtocolError(error.message, code=code_of(error)))]
+        return [Bad(ProtocolError(error.message, code=code_of(error)), _id_of(found))]
+
+
+def _id_of(found: Any) -> str | None:
+    """What the answer would be marked with: the id of the event, or of the first of a batch."""
+    first = found[0] if isinstance(found, list) else found
+    given = first.get("id") if isinstance(first, dict) else None
+    return given if isinstance(given, str) else None
 
 
 # -- binary mode -----------------------------------------------------------------------------------

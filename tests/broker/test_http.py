@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -735,6 +737,70 @@ class TestTheBroker:
         frames = (await http.get("/asyncapi.json")).json()
         assert frames["asyncapi"] == "3.0.0"
         assert {"PUBLISH", "SUBSCRIBE", "MESSAGE", "ACK"} <= frames["components"]["messages"].keys()
+
+    @pytest.mark.parametrize(
+        ("schema", "payload"),
+        [
+            (True, {}),
+            (False, {"not": {}}),
+            (
+                {"definitions": {"a": {}}, "properties": {"const": {"$ref": "#/definitions/a"}}},
+                {"definitions": {"a": {}}, "properties": {"const": {"$ref": "@/definitions/a"}}},
+            ),
+            ({"items": {"$ref": "#"}}, {"items": {"$ref": "@"}}),
+            (
+                {"$defs": {"a": {"$anchor": "b"}}, "anyOf": [{"$ref": "#b"}]},
+                {
+                    "$defs": {"a": {"$anchor": "b"}},
+                    "anyOf": [{"description": "#b in the topic's schema"}],
+                },
+            ),
+            (
+                {"$defs": {"a/b c": {"$id": "x:y", "$defs": {"c": {}}, "$ref": "#/$defs/c"}}},
+                {
+                    "$defs": {
+                        "a/b c": {
+                            "$id": "x:y",
+                            "$defs": {"c": {}},
+                            "$ref": "@/$defs/a~1b%20c/$defs/c",
+                        }
+                    }
+                },
+            ),
+            (
+                {
+                    "$schema": "http://json-schema.org/draft-04/schema#",
+                    "minimum": 1,
+                    "exclusiveMinimum": True,
+                    "not": {"$ref": "#/definitions/a"},
+                    "definitions": {"a": {}},
+                },
+                {
+                    "schemaFormat": "application/schema+json;version=draft-04",
+                    "schema": {
+                        "$schema": "http://json-schema.org/draft-04/schema#",
+                        "minimum": 1,
+                        "exclusiveMinimum": True,
+                        "not": {"$ref": "@/schema/definitions/a"},
+                        "definitions": {"a": {}},
+                    },
+                },
+            ),
+        ],
+    )
+    async def test_the_schema_of_a_topic_is_whole_on_the_page_of_frames(
+        self, http: httpx.AsyncClient, schema: Any, payload: Any
+    ) -> None:
+        done = await http.put("/schemas/frames", json={"schema": schema})
+        assert done.status_code == 200, done.text
+        page = (await http.get("/asyncapi.json")).json()
+        place = "#/channels/frames/messages/event/payload"
+        found = page["channels"]["frames"]["messages"]["event"]["payload"]
+        assert found == json.loads(json.dumps(payload).replace("@", place))
+        for reference in re.findall(r'"\$ref": "#/([^"]*)"', json.dumps(page)):
+            at = page
+            for step in unquote(reference).split("/"):
+                at = at[step.replace("~1", "/").replace("~0", "~")]
 
     async def test_an_unknown_path_or_method_is_told(self, http: httpx.AsyncClient) -> None:
         assert (await http.get("/nothing")).status_code == 404

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -29,15 +30,16 @@ def document(schemas: Iterable[Schema], options: BrokerOptions) -> dict[str, Any
         for kind, schema in zip((*_ASKED, *_TOLD), found, strict=True)
     }
     channels: dict[str, Any] = {
-        "frames": {
+        "/": {  # no topic has this name
             "address": "/",
             "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
         }
     }
     for one in schemas:
+        place = f"#/channels/{one.topic}/messages/event/payload"
         channels[one.topic] = {
             "address": one.topic,
-            "messages": {"event": {"payload": one.schema, "name": f"v{one.version}"}},
+            "messages": {"event": {"payload": _payload(one, place), "name": f"v{one.version}"}},
         }
     return {
         "asyncapi": "3.0.0",
@@ -58,12 +60,58 @@ def document(schemas: Iterable[Schema], options: BrokerOptions) -> dict[str, Any
 
 
 def _operation(action: str, kinds: Any) -> dict[str, Any]:
-    place = "#/channels/frames/messages"
+    place = "#/channels/~1/messages"
     return {
         "action": action,
-        "channel": {"$ref": "#/channels/frames"},
+        "channel": {"$ref": "#/channels/~1"},
         "messages": [{"$ref": f"{place}/{kind.__struct_config__.tag}"} for kind in kinds],
     }
+
+
+def _payload(one: Schema, place: str) -> Any:
+    """The schema as a part of this page, whose own schemas are a superset of draft 7."""
+    if isinstance(one.schema, bool):
+        return {} if one.schema else {"not": {}}
+    if "draft-04" in str(one.schema.get("$schema")):
+        schema = _moved(one.schema, f"{place}/schema", f"{place}/schema")
+        return {"schemaFormat": "application/schema+json;version=draft-04", "schema": schema}
+    return _moved(one.schema, place, place)
+
+
+def _moved(schema: Any, root: str, here: str) -> Any:
+    """With references that lead to the same place as before. ``#`` was ``root``, which is not the
+    beginning of this page; a name can only be looked up in the schema itself.
+    """
+    if isinstance(schema, list):
+        return [_moved(one, root, f"{here}/{index}") for index, one in enumerate(schema)]
+    if not isinstance(schema, dict):
+        return schema
+    if here != root and not str(schema.get("$id", "#")).startswith("#"):
+        root = here
+    found: dict[str, Any] = {}
+    for word, value in schema.items():
+        below = f"{here}/{_token(word)}"
+        if word == "$ref" and isinstance(value, str):
+            if value == "#" or value.startswith("#/"):
+                found[word] = root + value[1:]
+            else:
+                found.setdefault("description", f"{value} in the topic's schema")
+        elif word in _BY_NAME and isinstance(value, dict):
+            found[word] = {
+                name: _moved(one, root, f"{below}/{_token(name)}") for name, one in value.items()
+            }
+        else:
+            found[word] = value if word in _VALUES else _moved(value, root, below)
+    return found
+
+
+def _token(name: str) -> str:
+    """A step of a JSON pointer, in a URL."""
+    return quote(name.replace("~", "~0").replace("/", "~1"), safe="~$")
+
+
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("const", "enum", "default", "examples")
 
 
 def _hook(kind: Any) -> dict[str, Any]:

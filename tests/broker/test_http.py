@@ -229,8 +229,7 @@ class TestEvents:
             assert "payload is missing" in done.json()["message"]
         await publish(http, "t", None)
         page = (await http.get("/openapi.json")).json()
-        content = page["paths"]["/topics/{topic}/events"]["post"]["requestBody"]["content"]
-        assert content["application/json"]["schema"]["required"] == ["payload"]
+        assert page["components"]["schemas"]["NewEvent"]["required"] == ["payload"]
 
     @pytest.mark.parametrize(
         ("path", "hint"),
@@ -733,6 +732,9 @@ class TestTheBroker:
     async def test_the_pages_describe_what_is_there(self, http: httpx.AsyncClient) -> None:
         page = (await http.get("/openapi.json")).json()
         assert page["openapi"] == "3.1.0"
+        assert (page["security"], page["servers"]) == ([], [{"url": "/"}])
+        kinds = page["paths"]["/topics/{topic}/events"]["post"]["requestBody"]["content"]
+        assert kinds["application/json"]["schema"] == {"$ref": "#/components/schemas/NewEvent"}
         assert {"/topics", "/topics/{topic}/events", "/stats"} <= page["paths"].keys()
         frames = (await http.get("/asyncapi.json")).json()
         assert frames["asyncapi"] == "3.0.0"

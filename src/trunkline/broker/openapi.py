@@ -59,10 +59,23 @@ _NEW_EVENT = {
         "id": {"type": ["string", "null"]},
     },
 }
+_SCHEMAS = {"Error": _ERROR, "NewEvent": _NEW_EVENT, "CloudEvent": _CLOUDEVENT}
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_BATCH = {"type": "array", "items": _named("CloudEvent")}
 PUBLISH_BODY = {
-    "application/json": _NEW_EVENT,
-    "application/cloudevents+json": _CLOUDEVENT,
-    "application/cloudevents-batch+json": {"type": "array", "items": _CLOUDEVENT},
+    "application/json": _named("NewEvent"),
+    "application/cloudevents+json": _named("CloudEvent"),
+    "application/cloudevents-batch+json": _BATCH,
+}
+EVENT_OUT = {
+    "application/json": {"type": "object"},
+    "application/cloudevents+json": _named("CloudEvent"),
+    "*/*": {},  # the data of a binary one
 }
 EVENTS_OUT = {
     "application/json": {
@@ -75,7 +88,7 @@ EVENTS_OUT = {
             "next": {"type": ["integer", "string"]},
         },
     },
-    "application/cloudevents-batch+json": {"type": "array", "items": _CLOUDEVENT},
+    "application/cloudevents-batch+json": _BATCH,
 }
 
 
@@ -136,22 +149,22 @@ def document(endpoints: Iterable[Described], *, auth: bool) -> dict[str, Any]:
     for endpoint in endpoints:
         path = _PARAM.sub(r"{\1}", endpoint.path)
         paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint)
-    page: dict[str, Any] = {
+    return {
         "openapi": "3.1.0",
         "info": {
             "title": "Trunkline broker",
             "version": __version__,
             "description": "Topics, events, groups and dead letters over HTTP.",
+            "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
         },
+        "servers": [{"url": "/"}],
+        "security": [{"token": []}] if auth else [],
         "paths": paths,
         "components": {
-            "schemas": {"Error": _ERROR},
+            "schemas": _SCHEMAS,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
-    if auth:
-        page["security"] = [{"token": []}]
-    return page
 
 
 def _operation(endpoint: Described) -> dict[str, Any]:
@@ -191,7 +204,7 @@ def _responses(endpoint: Described) -> dict[str, Any]:
     found = {str(endpoint.status): done}
     if endpoint.status == 201:
         found["200"] = {**done, "description": "it was there"}
-    reference = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    reference = {"application/json": {"schema": _named("Error")}}
     for status, about in _REFUSALS.items():
         if status == "503" and endpoint.path == "/readyz":
             found[status] = {**done, "description": about}

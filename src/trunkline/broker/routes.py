@@ -6,7 +6,14 @@ from starlette.responses import Response
 
 from trunkline.broker import asyncapi, endpoints, openapi
 from trunkline.broker.http import Ask, Endpoint, reply
-from trunkline.broker.openapi import EVENTS_OUT, PUBLISH_BODY, body, parameter, text_answer
+from trunkline.broker.openapi import (
+    EVENT_OUT,
+    EVENTS_OUT,
+    PUBLISH_BODY,
+    body,
+    parameter,
+    text_answer,
+)
 
 
 async def show_openapi(ask: Ask) -> Response:
@@ -74,7 +81,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "one event",
         None,
         parameter("form", "envelope, cloudevent or binary"),
-        answers={"*/*": {}},
+        answers=EVENT_OUT,
         tag="events",
     ),
     Endpoint(

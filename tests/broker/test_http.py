@@ -480,6 +480,27 @@ class TestEvents:
         await asyncio.wait_for(following, 10)
         assert seen == [("1", 0), ("2", 1), ("3", 2), ("4", 3)]
 
+    @pytest.mark.parametrize("settings", [{"rights_s": 0.05}])
+    async def test_a_tail_says_that_it_waits_and_ends_no_event_by_it(
+        self, http: httpx.AsyncClient, broker: Broker
+    ) -> None:
+        await publish(http, "t", 1)
+        lines: list[str] = []
+
+        async def ring() -> None:
+            while True:
+                broker.hub.bus.store.bell.ring(None)  # as a folder does, to be on the safe side
+                await asyncio.sleep(0.02)
+
+        ringing = asyncio.create_task(ring())
+        async with asyncio.timeout(5), http.stream("GET", "/topics/t/tail?from=earliest") as answer:
+            async for line in answer.aiter_lines():
+                lines.append(line)
+                if lines.count(": still here") == 2:
+                    break
+        ringing.cancel()
+        assert [line[:3] for line in lines] == [": f", "id:", "dat", "", ": s", ": s"]
+
     async def test_the_tail_follows_every_partition_and_goes_on_in_each(
         self, http: httpx.AsyncClient
     ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime
 from heapq import heappop, heappush
+from time import monotonic
 from typing import Annotated, Any
 
 import msgspec
@@ -334,8 +335,8 @@ async def _tailed(
     watch = getattr(store, "watch", None)
     if watch is not None:
         watch()
-    sent = 0
-    yield b": following\n\n"
+    sent, said, quiet_s = 0, monotonic(), min(_TAIL_S, hub.options.rights_s * 3)
+    yield b": following\n"
     try:
         while hub.is_open:
             if hub.rights.current(ask.who) is None or not hub.allows(ask.who, "read", topic):
@@ -356,16 +357,17 @@ async def _tailed(
                 if wanted is None or wanted(record.event):
                     data = msgspec.json.encode(envelope_of(record))
                     yield b"id: %b\ndata: %b\n\n" % (mark(places).encode(), data)
-                    sent += 1
+                    sent, said = sent + 1, monotonic()
                     if sent == limit:
                         return
             await asyncio.sleep(0)  # nothing of this waits if nobody takes it, or it is not wanted
             if not found and not await begin_anew(store, topic, places):
                 try:
-                    async with asyncio.timeout(min(_TAIL_S, hub.options.rights_s * 3)):
+                    async with asyncio.timeout(said + quiet_s - monotonic()):  # it may ring often
                         await rung.wait()
                 except TimeoutError:
-                    yield b": still here\n\n"
+                    said = monotonic()
+                    yield b": still here\n"  # an empty line would end an event, for some readers
     except TrunklineError as error:
         yield b"event: error\ndata: %b\n\n" % msgspec.json.encode({"message": error.message})
     finally:

@@ -40,6 +40,16 @@ async def test_a_payload_that_does_not_fit_is_refused_with_its_path(bus: Any) ->
     assert (caught.value.path, caught.value.code) == ("/a/1/id", "schema")
 
 
+async def test_a_payload_that_is_nested_too_deep_is_refused(bus: Any) -> None:
+    registry = Registry(bus)
+    await registry.add("orders", {"type": "object"})
+    payload: list[Any] = []
+    for _ in range(300):
+        payload = [payload]
+    with pytest.raises(InvalidEvent, match="Recursion limit"):
+        registry.check("orders", [Event(topic="orders", payload=payload)])
+
+
 async def test_versions_are_kept_and_the_same_again_is_none(bus: Any) -> None:
     registry = Registry(bus)
     first = await registry.add("orders", ORDER)

@@ -125,7 +125,11 @@ class Registry:
             return
         for event in events:
             payload = msgspec.to_builtins(event.payload)
-            problem = next(iter(validator.iter_errors(payload)), None)
+            try:
+                problem = next(iter(validator.iter_errors(payload)), None)
+            except ValueError as error:  # nested too deep for it
+                said = f"the payload cannot be held against the schema of {topic}: {error}"
+                raise InvalidEvent(said, field="payload") from error
             if problem is not None:
                 path = "/" + "/".join(map(str, problem.instance_path))
                 raise InvalidEvent(

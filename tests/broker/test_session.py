@@ -128,6 +128,28 @@ class TestPublishing:
             3: "PUBLISHED",
         }
 
+    async def test_a_payload_too_deep_for_the_topics_schema_is_answered(
+        self, one: Peer, broker: Broker
+    ) -> None:
+        await broker.hub.registry.add("t", {"type": "object"})
+        deep = "[" * 300 + "]" * 300
+        for corr, payload in (("bad", deep), ("good", "{}")):
+            data = f'{{"type":"PUBLISH","corr":"{corr}","topic":"t","payload":{payload}}}'
+            await one.socket.send(data)
+        said = {frame["corr"]: frame for frame in [await one.hear(), await one.hear()]}
+        assert said["bad"]["code"] == "invalid_event"
+        assert said["good"]["type"] == "PUBLISHED"
+
+    async def test_what_goes_wrong_unexpectedly_is_answered_too(
+        self, one: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: Any) -> None:
+            raise RuntimeError("nobody thought of this")
+
+        monkeypatch.setattr(broker.hub.registry, "check", fail)
+        assert (await one.ask("PUBLISH", topic="t", payload=1))["code"] == "internal"
+        assert (await one.ask("PUBLISH", events=[{"topic": "t"}]))["code"] == "internal"
+
     async def test_a_message_in_pieces_is_one_message(self, one: Peer) -> None:
         text = json.dumps({"type": "PUBLISH", "topic": "t", "payload": 1, "corr": 1})
         await one.socket.send([text[:10], text[10:20], text[20:]])

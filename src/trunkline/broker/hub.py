@@ -146,6 +146,17 @@ class Hub:
         """Publish events of one topic. Whether ``who`` may was asked before. Those that are sent
         ``again`` are kept if they were not kept before.
         """
+        try:
+            return await self._publish_checked(who, topic, events, again)
+        except TrunklineError:
+            raise
+        except Exception as error:  # whoever waits for the answer gets one
+            logger.exception("events for %s could not be published", topic)
+            raise TrunklineError("internal error", code="internal") from error
+
+    async def _publish_checked(
+        self, who: Principal, topic: str, events: Sequence[Event], again: bool
+    ) -> list[Receipt]:
         if not self.is_open:
             raise Closed("the broker is closing", hint="connect again")
         self.refuse_reserved(who, topic)

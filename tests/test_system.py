@@ -8,6 +8,8 @@ import trunkline
 from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
 from trunkline.buses.remote import RemoteBus
+from trunkline.event import Record
+from trunkline.store import GroupKey
 from trunkline.system import AUDIT, DEAD, METRICS, Counts, System
 from trunkline.testing.clock import ManualClock
 
@@ -76,6 +78,32 @@ async def test_a_bus_without_a_broker_tells_of_its_decisions_when_asked() -> Non
     acked = told["ack", 1]
     assert (acked["topic"], acked["group"], acked["attempt"]) == ("orders", "g", 1)
     assert (acked["waited_s"], acked["held_s"]) == (5.0, 2.0)
+
+
+async def test_a_large_dead_letter_is_told_without_its_payload_and_takes_no_other_along() -> None:
+    async with trunkline.connect("memory:") as bus:
+        counts = Counts()
+        system = System(bus, counts)
+        for offset, payload in ((1, "small"), (2, "x" * 1_048_300), (3, "small")):
+            record = Record(trunkline.Event(topic="orders", payload=payload), 0, offset)
+            system.died(GroupKey("orders", 0, "g"), record, "rejected", "no good")
+        await system.close()
+        told = [record.event.payload for record in await bus.read(DEAD)]
+        assert [(row["offset"], row.get("payload")) for row in told] == [
+            *((1, "small"), (2, None), (3, "small")),
+        ]
+        assert counts.lost == 0
+
+
+async def test_what_the_bus_does_not_take_is_counted() -> None:
+    bus = trunkline.connect("memory:")
+    counts = Counts()
+    system = System(bus, counts, audit=1.0)
+    record = Record(trunkline.Event(topic="orders", payload=1), 0, 1)
+    system.died(GroupKey("orders", 0, "g"), record, "rejected", "no good")
+    await bus.close()
+    await system.close()
+    assert counts.lost == 2  # on each of two topics
 
 
 async def test_a_share_of_decisions_is_told() -> None:

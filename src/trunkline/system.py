@@ -19,9 +19,11 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final
 
+import msgspec
+
 from trunkline.bus import Delivery
 from trunkline.buses.local import LocalBus
-from trunkline.errors import Reject, TrunklineError
+from trunkline.errors import InvalidEvent, Reject, TrunklineError
 from trunkline.event import Event, Receipt, Record
 from trunkline.middleware import HandleNext, PublishNext
 from trunkline.pump import Hooks
@@ -100,8 +102,7 @@ class System:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        with contextlib.suppress(TrunklineError):
-            await self._flush()
+        await self._flush()
 
     def hooks(self) -> Hooks:
         """To be given to the bus, so that it tells what becomes of records."""
@@ -162,10 +163,7 @@ class System:
             await self._wake.wait()
             await asyncio.sleep(_PAUSE_S)  # what happens together is written together
             self._wake.clear()
-            try:
-                await self._flush()
-            except TrunklineError as error:
-                logger.warning("system events were lost: %s", error)
+            await self._flush()
 
     async def _flush(self) -> None:
         while self._waiting:
@@ -174,11 +172,22 @@ class System:
             for event in batch:
                 topics.setdefault(event.topic, []).append(event)
             for topic, events in topics.items():
-                try:
-                    await self._bus.publish_many(topic, events)
-                except TrunklineError:
-                    self._counts.lost += len(events)
-                    raise
+                await self._keep(topic, events)
+
+    async def _keep(self, topic: str, events: list[Event]) -> None:
+        try:
+            await self._bus.publish_many(topic, events)
+        except TrunklineError as error:
+            if isinstance(error, InvalidEvent) and len(events) > 1:
+                for event in events:  # one of them is bad: let the others not suffer from it
+                    await self._keep(topic, [event])
+            elif isinstance(error, InvalidEvent) and "payload" in events[0].payload:
+                # The letter is as large as a record may be, and this tells of it besides.
+                bare = {k: v for k, v in events[0].payload.items() if k != "payload"}
+                await self._keep(topic, [msgspec.structs.replace(events[0], payload=bare)])
+            else:
+                self._counts.lost += len(events)
+                logger.warning("system events were lost: %s", error)
 
 
 class Audit:

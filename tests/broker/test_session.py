@@ -228,10 +228,12 @@ class TestDelivery:
         last = max(message["offset"] for message in mine)
         assert (await one.ask("ACK", **place, offset=last))["count"] == 3
 
-    @pytest.mark.parametrize("kind", ["offset", "timestamp"])
-    async def test_a_place_to_begin_has_a_value(self, one: Peer, kind: str) -> None:
-        said = await one.subscribe("t", "g", **{"from": {"kind": kind}})
+    async def test_a_time_to_begin_has_a_value_and_an_offset_is_the_first(self, one: Peer) -> None:
+        said = await one.subscribe("t", "g", **{"from": {"kind": "timestamp"}})
         assert (said["type"], said["code"]) == ("ERROR", "invalid_option")
+        await one.say("PUBLISH", topic="t", payload=1)
+        assert (await one.subscribe("t", "g", **{"from": {"kind": "offset"}}))["type"] == "OK"
+        assert (await one.hear("MESSAGE"))["offset"] == 1
 
     async def test_subscribing_is_answered(self, one: Peer) -> None:
         await one.say("SUBSCRIBE", topic="t", group="g")

@@ -310,9 +310,11 @@ def _emptied(record: Record) -> Record:
 def _start(start: From | None) -> Start:
     if start is None or start.kind in ("latest", "earliest"):
         return "latest" if start is None else start.kind
+    if start.kind == "offset":
+        return int(start.value or 0)
     if start.value is None:
-        raise InvalidOption(f"from a {start.kind} needs a value", name="from")
-    return time_of(start.value) if start.kind == "timestamp" else int(start.value)
+        raise InvalidOption("from a timestamp needs a value", name="from")
+    return time_of(start.value)
 
 
 def _filter(where: str | None, wanted: Wanted | None) -> Callable[[Event], bool] | None:

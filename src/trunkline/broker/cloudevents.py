@@ -41,7 +41,7 @@ _TEXT: Final = {
 }
 _OWN: Final = frozenset(
     {"specversion", "id", "time", "topic", "expirytime", "notbefore", "caps", "data", "busheaders"}
-    | {"data_base64", "datacontenttype", "dataschema", "partition", "offset", *_TEXT}
+    | {"data_base64", "datacontenttype", "partition", "offset", *_TEXT}
 )
 _NAME: Final = re.compile(r"[a-z0-9]{1,40}")
 _CONTENT: Final = "datacontenttype"
@@ -153,7 +153,7 @@ def _event(
         elif name == _CONTENT:
             if value != JSON or extra:  # it is what JSON is, unless the data are bytes
                 headers[name] = _text(name, value)
-        elif name == "dataschema" or name not in _OWN:
+        elif name not in _OWN:
             if not _NAME.fullmatch(name):
                 raise InvalidEvent(f"not the name of an attribute: {name[:60]!r}", field=name)
             headers[name] = _text(name, value)
@@ -222,7 +222,8 @@ def read_cloudevents(data: bytes) -> list[Any]:
         events = from_batch(found, "")
         return [Publish(corr=events[0].id, events=events)]
     except TrunklineError as error:
-        return [Bad(ProtocolError(error.message, code=code_of(error)), _id_of(found))]
+        bad = ProtocolError(error.message, hint=error.hint, code=code_of(error))
+        return [Bad(bad, _id_of(found))]
 
 
 def _id_of(found: Any) -> str | None:

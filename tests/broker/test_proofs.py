@@ -167,6 +167,25 @@ async def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
             assert (await http.get("/readyz")).status_code == 200
 
 
+async def test_a_message_in_tiny_pieces_takes_no_more_than_its_size(tmp_path: Path) -> None:
+    text, rest, end, unmasked = 0x01, 0x00, 0x80, b"\0\0\0\0"
+    last = b'{"type":"PING"}'
+    async with running(tmp_path) as broker, peer(broker.url) as one:
+        wire = one.socket.transport
+        before = resident_mb(broker.pid)
+        wire.write(bytes([text, 0x82]) + unmasked + b"  ")
+        for _ in range(30):
+            wire.write((bytes([rest, 0x82]) + unmasked + b"  ") * 10_000)
+            await asyncio.sleep(0)
+        async with peer(broker.url) as other:
+            await until(lambda: not wire.get_write_buffer_size())
+            await other.ask("PING")
+        grown = resident_mb(broker.pid) - before
+        wire.write(bytes([rest | end, 0x80 | len(last)]) + unmasked + last)
+        assert await one.hear() == {"type": "PONG"}
+        assert grown < 6, grown
+
+
 async def test_slow_and_half_open_handshakes_are_let_go(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         sockets = []

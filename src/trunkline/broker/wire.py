@@ -104,8 +104,7 @@ class Listener(WSListener):
         self._batch = subprotocol == SUBPROTOCOL
         self._cloudevents = subprotocol == CLOUDEVENTS
         self._ops = ops
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._parts: bytearray | None = None  # of a message that has not ended yet
         self._transport: WSTransport
         self._raw: asyncio.Transport
         self.session: Session | None = None
@@ -128,7 +127,7 @@ class Listener(WSListener):
         session = self.session
         if session is None or transport.is_close_frame_sent:
             return  # picows parses on for a while after it has refused a frame
-        if kind == WSMsgType.TEXT and frame.fin and not self._parts:
+        if kind == WSMsgType.TEXT and frame.fin and self._parts is None:
             session.receive(frame.get_payload_as_bytes())
         elif kind in (WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.CONTINUATION):
             self._part(frame)
@@ -139,15 +138,14 @@ class Listener(WSListener):
 
     def _part(self, frame: WSFrame) -> None:
         """A message in pieces, or one marked as binary: the text counts, not the mark."""
-        self._parts.append(frame.get_payload_as_bytes())
-        self._size += frame.payload_size
-        if self._size > self._hub.options.frame_bytes:
+        if self._parts is None:
+            self._parts = bytearray()
+        self._parts += frame.get_payload_as_memoryview()
+        if len(self._parts) > self._hub.options.frame_bytes:
             self._transport.send_close(WSCloseCode.MESSAGE_TOO_BIG)
             self._transport.disconnect()
         elif frame.fin:
-            whole = b"".join(self._parts)
-            self._parts.clear()
-            self._size = 0
+            whole, self._parts = bytes(self._parts), None
             if self.session is not None:
                 self.session.receive(whole)
 

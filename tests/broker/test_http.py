@@ -590,6 +590,24 @@ class TestEvents:
                     pass
             assert "anew" in line
 
+    async def test_the_head_of_a_request_is_only_so_long(self, broker: Broker) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+        host = f"Host: 127.0.0.1:{broker.port}\r\n"
+        asked = f"GET /healthz HTTP/1.1\r\n{host}\r\n".encode()
+        writer.write(asked * 2000 + asked[:-2])  # many at once, the last one not yet whole
+        for _ in range(2000):
+            assert b" 200 " in await reader.readline()
+            await reader.readuntil(b'{"ok":true}')
+        writer.write(b"X: ")
+        connections = broker._server.server_state.connections  # type: ignore[union-attr]
+        size = 0
+        while connections:
+            writer.write(b"x" * 1000)
+            size += 1000
+            await asyncio.sleep(0.001)
+        assert 60_000 < size < 200_000
+        writer.close()
+
     @pytest.mark.parametrize("who", ["client", "broker"])
     async def test_who_leaves_in_the_middle_of_a_request_is_no_error(
         self, who: str, caplog: pytest.LogCaptureFixture

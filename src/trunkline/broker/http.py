@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 _NAMES = "trunkline.names"  # in a request's scope: those in the client's certificate
 _BODY_S = 60.0
+_HEAD_BYTES = 64 * 1024
 _TOKEN = "send Authorization: Bearer with a token; 'trunkline token create' makes one"
 _SECURITY = {
     "x-content-type-options": "nosniff",
@@ -179,6 +180,8 @@ class Asking(HttpToolsProtocol):
         self._names = names_of(transport)
         self._patience: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._fed_bytes = 0
+        self._head_bytes: int | None = None  # of a request whose head has not ended yet
         self._wait(self.hub.options.auth_timeout_s)
         if len(self.connections) > self.hub.options.connections:
             transport.abort()
@@ -219,12 +222,22 @@ class Asking(HttpToolsProtocol):
         if self._stall is not None:
             self._stall.cancel()
 
+    def data_received(self, data: bytes) -> None:
+        self._fed_bytes = len(data)
+        super().data_received(data)
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response("The head of the request is too long.")
+
     def on_message_begin(self) -> None:
+        self._head_bytes = -self._fed_bytes  # what it began with may be of those before it
         super().on_message_begin()
         self.scope[_NAMES] = self._names  # type: ignore[literal-required]
         self._wait(self.hub.options.auth_timeout_s)
 
     def on_headers_complete(self) -> None:
+        self._head_bytes = None
         self._wait(_BODY_S)
         super().on_headers_complete()
 

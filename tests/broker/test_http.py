@@ -691,6 +691,10 @@ class TestGroupsAndLetters:
         found = await until(lambda: _letters(http, 2))
         assert [letter["error"] for letter in found] == ["no", "no"]
         first = found[0]["offset"]
+        page = (await http.get("/topics/t/dlq?limit=1")).json()
+        assert page == {"letters": found[:1], "next": first + 1}
+        page = (await http.get(f"/topics/t/dlq?from={page['next']}")).json()
+        assert page["letters"] == found[1:]
         dry = await http.post("/topics/t/dlq/redrive", json={"dryRun": True})
         assert len(dry.json()["redriven"]) == 2
         done = await http.post("/topics/t/dlq/redrive", json={"offsets": [first]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
 from trunkline.broker.session import Session
+from trunkline.buses.link import Link
 from trunkline.buses.local import LocalBus
 from trunkline.buses.remote import RemoteBus
 from trunkline.errors import Denied, InvalidEvent
@@ -37,6 +38,25 @@ async def broker(clock: Any, settings: dict[str, Any]) -> AsyncIterator[Broker]:
     await bus.close()
 
 
+async def until(look: Callable[[], Awaitable[Any]], wanted: Any) -> None:
+    async with asyncio.timeout(10):
+        while await look() != wanted:
+            await asyncio.sleep(0.01)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, link: Link) -> list[str]:
+    """From here on the name of each operation that a client calls."""
+    calls: list[str] = []
+    call = link.call
+
+    async def counted(op: str, **args: Any) -> Any:
+        calls.append(op)
+        return await call(op, **args)
+
+    monkeypatch.setattr(link, "call", counted)
+    return calls
+
+
 class TestRemoteBus(BusContract, HandlerContract):
     covers = (RemoteBus,)
 
@@ -61,6 +81,31 @@ class TestTheWire:
             async with bus.subscribe("t", group="g"):
                 assert await bus.link.call("lag", groups=[["t", "g"]]) == 500
             assert broker.hub.counts.evicted == 0
+
+    async def test_dead_letters_come_in_pages_and_are_redriven_by_the_page(
+        self, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with RemoteBus(broker.url, frame_bytes=6 * 1024 * 1024) as bus:
+            await bus.publish_many("t", range(3))
+            for _ in range(9):
+                await bus.publish("t", "x" * 1_000_000)
+            async with bus.subscribe("t", group="g") as stream:
+                for _ in range(12):
+                    await (await anext(stream)).term("no good")
+            desk = bus.dead_letters("t")
+            await until(lambda: bus.bounds("t.DLQ"), (1, 13))
+            async with asyncio.timeout(20):
+                letters = [letter async for letter in desk.letters()]
+            assert [letter.offset for letter in letters] == list(range(1, 13))
+            assert (await desk.letter(12)).offset == 12
+            calls = count_calls(monkeypatch, bus.link)
+            done = [one async for one in desk.redrive(offsets=set(range(1, 12)))]
+            assert [(one.letter.offset, one.refused) for one in done] == [
+                (n, "") for n in range(1, 12)
+            ]
+            assert calls.count("redrive") < 4
+            assert [letter.offset async for letter in desk.drop()] == [12]
+            assert [letter async for letter in desk.letters()] == []
 
     async def test_a_batch_that_is_too_large_is_refused_before_it_is_sent(
         self, broker: Broker

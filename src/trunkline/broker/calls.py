@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from trunkline.broker.letters import page_of
 from trunkline.broker.session import Op, Session
-from trunkline.dead import Letter
 from trunkline.errors import InvalidOption, NotFound, reason
 from trunkline.options import TopicOptions, make
 from trunkline.store import GroupKey, lag_of
@@ -48,6 +48,7 @@ class _Letters(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     group: str | None = None
     closed: bool = False
+    start: int = 0
     offsets: list[int] | None = None
     where: str | None = None
     rate: float | None = None
@@ -94,15 +95,18 @@ def _partition(number: int) -> int:
     return number
 
 
-async def _letters(session: Session, args: dict[str, Any]) -> list[Letter]:
+async def _letters(session: Session, args: dict[str, Any]) -> Any:
+    """As many as fit into one answer: the client asks for the rest."""
     asked = _args(args, _Letters)
     session.require("read", dead_topic(check_topic(asked.topic)))
-    desk = session.hub.bus.dead_letters(asked.topic)
-    return [
-        letter
-        async for letter in desk.letters(group=asked.group, closed=asked.closed)
-        if asked.offsets is None or letter.offset in asked.offsets
-    ]
+    found, _ = await page_of(
+        session.hub.bus.dead_letters(asked.topic),
+        group=asked.group,
+        closed=asked.closed,
+        start=asked.start,
+        offsets=None if asked.offsets is None else set(asked.offsets),
+    )
+    return found
 
 
 async def _redrive(session: Session, args: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from trunkline.broker import cloudevents, exposition
 from trunkline.broker.configs import Config
 from trunkline.broker.http import Ask, decoded, reply
+from trunkline.broker.letters import page_of
 from trunkline.broker.places import begin_anew, mark, read_mark, read_places
 from trunkline.dead import keeps_books
 from trunkline.errors import (
@@ -473,14 +474,14 @@ class Choice(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
 async def list_dead(ask: Ask) -> Response:
     name = check_topic(ask.path("topic"))
     ask.require("read", dead_topic(name))
-    desk = ask.hub.bus.dead_letters(name)
-    limit = ask.number("limit", 100, 1, READ_MAX)
-    found = []
-    async for letter in desk.letters(group=ask.query("group"), closed=ask.flag("closed")):
-        found.append(letter)
-        if len(found) == limit:
-            break
-    return reply({"letters": found})
+    found, following = await page_of(
+        ask.hub.bus.dead_letters(name),
+        group=ask.query("group"),
+        closed=ask.flag("closed"),
+        start=ask.number("from", 0, 0, 2**62),
+        limit=ask.number("limit", 100, 1, READ_MAX),
+    )
+    return reply({"letters": found, "next": following})
 
 
 async def redrive(ask: Ask) -> Response:

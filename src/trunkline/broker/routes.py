@@ -150,6 +150,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         {
             **parameter("group", "of this group alone"),
             **parameter("closed", "true: those that are done with too"),
+            **parameter("from", "the offset of a letter; next of the page before", 0, 2**62),
             **parameter("limit", "100 if not given", 1, endpoints.READ_MAX),
         },
         tag="dlq",

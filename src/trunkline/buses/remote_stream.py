@@ -250,12 +250,13 @@ class RemoteDesk:
     async def letters(
         self, *, group: str | None = None, closed: bool = False
     ) -> AsyncIterator[Letter]:
-        for letter in await self._listed(group=group, closed=closed):
-            yield letter
+        async for page in self._pages(group=group, closed=closed):
+            for letter in page:
+                yield letter
 
     async def letter(self, offset: int) -> Letter:
-        for letter in await self._listed(closed=True, offsets=[offset]):
-            return letter
+        async for page in self._pages(closed=True, offsets=[offset]):
+            return page[0]
         raise NotFound(f"there is no dead letter {offset} of {self.topic}", offset=offset)
 
     async def redrive(
@@ -268,20 +269,23 @@ class RemoteDesk:
         dry_run: bool = False,
         max_redrives: int = 3,
     ) -> AsyncIterator[Redrive]:
-        """Give each record back to the one group that gave it up."""
-        for letter in await self._chosen(group, offsets, match):
-            found = await self._bus.link.call(
-                "redrive",
-                topic=self.topic,
-                offsets=[letter.offset],
-                dry_run=dry_run,
-                max_redrives=max_redrives,
-            )
-            done = msgspec.convert(found, list[Redrive])
-            for one in done:
-                yield one
-            if rate and not dry_run and done and not done[0].refused:
-                await self._bus.clock.sleep(1 / rate)
+        """Give each record back to the one group that gave it up: those of a page at once, or one
+        after the other where there is a ``rate``.
+        """
+        for page in await self._chosen(group, offsets, match):
+            for part in [[letter] for letter in page] if rate else [page]:
+                found = await self._bus.link.call(
+                    "redrive",
+                    topic=self.topic,
+                    offsets=[letter.offset for letter in part],
+                    dry_run=dry_run,
+                    max_redrives=max_redrives,
+                )
+                done = msgspec.convert(found, list[Redrive])
+                for one in done:
+                    yield one
+                if rate and not dry_run and done and not done[0].refused:
+                    await self._bus.clock.sleep(1 / rate)
 
     async def drop(
         self,
@@ -292,23 +296,34 @@ class RemoteDesk:
         dry_run: bool = False,
     ) -> AsyncIterator[Letter]:
         """Close letters without giving their records back."""
-        chosen = await self._chosen(group, offsets, match)
-        if chosen and not dry_run:
-            places = [letter.offset for letter in chosen]
-            await self._bus.link.call("drop", topic=self.topic, offsets=places)
-        for letter in chosen:
-            yield letter
+        for page in await self._chosen(group, offsets, match):
+            if not dry_run:
+                places = [letter.offset for letter in page]
+                await self._bus.link.call("drop", topic=self.topic, offsets=places)
+            for letter in page:
+                yield letter
 
-    async def _listed(self, **args: Any) -> list[Letter]:
-        found = await self._bus.link.call("letters", topic=self.topic, **args)
-        return msgspec.convert(found, list[Letter])
+    async def _pages(self, **args: Any) -> AsyncIterator[list[Letter]]:
+        """The letters, as many at a time as the broker gives at once."""
+        start = 0
+        while True:
+            found = await self._bus.link.call("letters", topic=self.topic, start=start, **args)
+            if not found:
+                return
+            page = msgspec.convert(found, list[Letter])
+            yield page
+            start = page[-1].offset + 1
 
     async def _chosen(
         self,
         group: str | None,
         offsets: set[int] | None,
         match: Callable[[Event], bool] | None,
-    ) -> list[Letter]:
+    ) -> list[list[Letter]]:
+        """All of them, before any becomes another one."""
         wanted = None if offsets is None else sorted(offsets)
-        found = await self._listed(group=group, offsets=wanted)
-        return [letter for letter in found if match is None or match(letter.event)]
+        pages = [
+            [letter for letter in page if match is None or match(letter.event)]
+            async for page in self._pages(group=group, offsets=wanted)
+        ]
+        return [page for page in pages if page]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -147,6 +148,30 @@ class TestTheWire:
             assert await again.ack() is True
             await bus.publish("t", 2)
             assert (await anext(stream)).event.payload == 2
+
+    @pytest.mark.parametrize("settings", [{"rate_frames_s": 5}])
+    async def test_more_subscriptions_come_back_than_the_broker_takes_at_once(
+        self, broker: Broker, clock: ManualClock
+    ) -> None:
+        async with (
+            RemoteBus(broker.url, backoff_base_s=0.01) as bus,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            streams = []
+            for n in range(7):
+                clock.advance(1)
+                streams.append(bus.subscribe(f"t{n}", group="g"))
+                await stack.enter_async_context(streams[-1])
+            bus.link._transport.underlying_transport.abort()
+            for n in range(7):
+                await broker.hub.bus.publish(f"t{n}", n)
+            arriving = asyncio.gather(*(anext(stream) for stream in streams))
+            async with asyncio.timeout(20):
+                while not arriving.done():
+                    clock.advance(1)
+                    await asyncio.sleep(0.1)
+            found = [delivery.event.payload for delivery in await arriving]
+        assert found == list(range(7))
 
     async def test_what_a_closing_broker_refuses_is_said_to_the_next(self, broker: Broker) -> None:
         """Its sessions may hear frames after it began to close and before they end."""

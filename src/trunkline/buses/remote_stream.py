@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from random import random
 from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -48,6 +49,7 @@ class RemoteSubscription:
         self._open: set[Delivery] = set()
         self._arrived = asyncio.Event()
         self._error: BaseException | None = None
+        self._later: asyncio.TimerHandle | None = None
         self._draining = False
         self._entered = False
         self._closed = False
@@ -192,6 +194,8 @@ class RemoteSubscription:
     def interrupt(self) -> None:
         """The connection is lost: the broker has given what was in hand to others."""
         self._give_up()
+        if self._later is not None:
+            self._later.cancel()
 
     def resume(self) -> None:
         """There is a new connection: ask for the same again."""
@@ -204,7 +208,12 @@ class RemoteSubscription:
     def _resumed(self, asked: asyncio.Future[Any]) -> None:
         error = None if asked.cancelled() else asked.exception()
         if error is not None and self._bus.link.is_up:
-            self.fail(error)
+            wait_s = getattr(error, "retry_s", None)
+            if wait_s is None:
+                self.fail(error)
+            else:  # of many that come back at once, some are told to come later
+                wait_s += random()
+                self._later = asyncio.get_running_loop().call_later(wait_s, self.resume)
         elif error is None and not asked.cancelled():
             self._linger_s = asked.result().linger_s
 

@@ -131,6 +131,20 @@ async def test_tasks_that_wait_can_be_cancelled_before_any_worker_is_there(bus: 
     assert done == [299]
 
 
+async def test_many_that_are_cancelled_later_do_not_bring_one_back(bus: Any) -> None:
+    async with TaskQueue(bus, "resize") as queue:
+        ticket = await queue.enqueue(1, result=True)
+        await ticket.cancel()
+        await bus.publish_many("resize.cancel", [{"id": f"other-{n}"} for n in range(20_000)])
+
+        async def work(task: Task[int]) -> None:
+            pytest.fail("it was cancelled")
+
+        await queue.work(work)
+        with pytest.raises(Refused, match="cancelled"):
+            await ticket.result(30)
+
+
 async def test_a_task_that_runs_can_be_cancelled(bus: Any) -> None:
     begun = asyncio.Event()
     async with TaskQueue(bus, "resize") as queue:

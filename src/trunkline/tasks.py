@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 P = TypeVar("P")
 _CANCELLED = "cancelled"
-_REMEMBERED = 10_000
+_REMEMBERED = 1_000_000  # what is forgotten is done after all
+_KEPT_S = 7 * 86_400.0
 
 
 class Task(msgspec.Struct, Generic[P], frozen=True):
@@ -139,8 +140,10 @@ class TaskQueue:
         return Ticket(self, id_, waiting)
 
     async def cancel(self, id_: str) -> None:
-        """Ask that a task is not done: one that waits is passed over, one that runs is stopped."""
-        await define_short_lived(self._bus, self._cancel_topic, 7 * 86_400)
+        """Ask that a task is not done: one that waits is passed over, one that runs is stopped.
+        Workers know of the last million of the last 7 days.
+        """
+        await define_short_lived(self._bus, self._cancel_topic, _KEPT_S)
         await self._bus.publish(self._cancel_topic, {"id": id_}, key=id_)
 
     async def work(
@@ -222,7 +225,7 @@ class TaskQueue:
 
     async def _watch(self) -> None:
         """Know what is cancelled, also what was before this worker began."""
-        await define_short_lived(self._bus, self._cancel_topic, 7 * 86_400)
+        await define_short_lived(self._bus, self._cancel_topic, _KEPT_S)
         stream = self._bus.subscribe(self._cancel_topic, group=self._watch_group, start="earliest")
         await stream.__aenter__()
         self._stack.push_async_callback(stream.close)

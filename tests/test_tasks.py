@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -131,18 +132,40 @@ async def test_tasks_that_wait_can_be_cancelled_before_any_worker_is_there(bus: 
     assert done == [299]
 
 
+async def test_a_delayed_task_that_is_cancelled_answers_at_once() -> None:
+    clock = ManualClock()
+    done: list[str] = []
+    async with trunkline.connect("memory:", clock=clock) as bus, TaskQueue(bus, "resize") as queue:
+
+        async def work(task: Task[str]) -> None:
+            done.append(task.payload)
+
+        await queue.work(work)
+        ticket = await queue.enqueue("later", delay_s=60, result=True)
+        at = await queue.enqueue("at", not_before=clock.now() + timedelta(hours=1), result=True)
+        for one in (ticket, at):
+            await one.cancel()
+            with pytest.raises(Refused, match="cancelled"):
+                await one.result(10)
+        await clock.run(3600)
+        assert await bus.drain(10)
+    assert done == []
+
+
 async def test_many_that_are_cancelled_later_do_not_bring_one_back(bus: Any) -> None:
+    done: list[int] = []
     async with TaskQueue(bus, "resize") as queue:
         ticket = await queue.enqueue(1, result=True)
         await ticket.cancel()
         await bus.publish_many("resize.cancel", [{"id": f"other-{n}"} for n in range(20_000)])
 
         async def work(task: Task[int]) -> None:
-            pytest.fail("it was cancelled")
+            done.append(task.payload)
 
         await queue.work(work)
         with pytest.raises(Refused, match="cancelled"):
-            await ticket.result(30)
+            await ticket.result(10)
+    assert done == []
 
 
 async def test_a_task_that_runs_can_be_cancelled(bus: Any) -> None:

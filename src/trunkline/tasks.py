@@ -13,6 +13,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ P = TypeVar("P")
 _CANCELLED = "cancelled"
 _REMEMBERED = 1_000_000  # what is forgotten is done after all
 _KEPT_S = 7 * 86_400.0
+_HEARD_IN = timedelta(seconds=1)  # a cancellation, by every worker
 
 
 class Task(msgspec.Struct, Generic[P], frozen=True):
@@ -46,12 +48,19 @@ class Task(msgspec.Struct, Generic[P], frozen=True):
 class Ticket:
     """A task that was handed in."""
 
-    __slots__ = ("_queue", "_result", "id")
+    __slots__ = ("_due", "_queue", "_result", "id")
 
-    def __init__(self, queue: TaskQueue, id_: str, result: asyncio.Future[Event] | None) -> None:
+    def __init__(
+        self,
+        queue: TaskQueue,
+        id_: str,
+        result: asyncio.Future[Event] | None,
+        due: datetime | None = None,
+    ) -> None:
         self.id = id_
         self._queue = queue
         self._result = result
+        self._due = due
 
     async def result(self, timeout_s: float | None = None) -> Any:
         """What the worker returned; ``Refused`` if it rejected the task, if the last try failed or
@@ -70,7 +79,12 @@ class Ticket:
         return event.payload
 
     async def cancel(self) -> None:
+        """As of the queue. One whose time is still to come has its answer at once."""
         await self._queue.cancel(self.id)
+        result = self._result
+        if result is not None and not result.done() and self._queue.is_ahead(self._due):
+            headers = {ERROR: _CANCELLED}
+            result.set_result(Event(topic=self._queue.topic, cause=self.id, headers=headers))
 
 
 class TaskQueue:
@@ -123,6 +137,7 @@ class TaskQueue:
             waiting = self._results.expect(id_)
         if delay_s is not None:
             fields["delay_s"] = delay_s
+        now = self._bus.clock.now()
         try:
             await self._bus.publish(
                 self.topic,
@@ -137,7 +152,12 @@ class TaskQueue:
             if waiting is not None:
                 waiting.cancel()
             raise
-        return Ticket(self, id_, waiting)
+        due = fields.get("not_before") if delay_s is None else now + timedelta(seconds=delay_s)
+        return Ticket(self, id_, waiting, due)
+
+    def is_ahead(self, due: datetime | None) -> bool:
+        """Whether workers hear of a cancellation before that time."""
+        return due is not None and due - self._bus.clock.now() > _HEARD_IN
 
     async def cancel(self, id_: str) -> None:
         """Ask that a task is not done: one that waits is passed over, one that runs is stopped.

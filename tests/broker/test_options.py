@@ -72,6 +72,14 @@ def test_a_port_that_is_none_is_told_in_few_words(port: int) -> None:
     assert str(caught.value) == f"ports are 0 to 65535, not {port}"
 
 
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "app.example", "https://*.example", "https://app.example/page", ""]
+)
+def test_what_is_no_pages_origin_is_refused(origin: str) -> None:
+    with pytest.raises(InvalidOption, match="not the origin of a page"):
+        gather({"origins": (origin,)}, {})
+
+
 def test_an_address_for_clients_is_not_the_bus_to_serve() -> None:
     for name in ("TRUNKLINE_URL", "BUS_URL"):
         assert gather({}, {name: "ws://127.0.0.1:7070"}).url == "file:.bus"

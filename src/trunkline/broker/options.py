@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from trunkline.errors import InvalidOption, NotFound
 from trunkline.options import MIB, Count, Interval, Options, Positive, Seconds, make
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/*\s]+/?")
 
 
 class BrokerOptions(Options, frozen=True):
@@ -46,6 +48,16 @@ class BrokerOptions(Options, frozen=True):
     drain_s: Seconds = 3.0
     metrics_s: Seconds = 10.0  # between two events of system.metrics; 0 for none
     audit: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of decisions on system.bus.audit
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for origin in self.origins:
+            if not _ORIGIN.fullmatch(origin):  # it would be no page's, and nobody be told
+                raise InvalidOption(
+                    f"not the origin of a page: {origin!r}",
+                    name="origins",
+                    hint="each one as a browser sends it: https://app.example, http://localhost:3000",
+                )
 
 
 _CLIENT = ("ws:", "wss:")

@@ -590,6 +590,20 @@ class TestEvents:
                     pass
             assert "anew" in line
 
+    async def test_who_asks_for_the_head_of_a_tail_alone_gets_no_more(
+        self, http: httpx.AsyncClient, broker: Broker
+    ) -> None:
+        await publish(http, "t", 1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+        host = f"Host: 127.0.0.1:{broker.port}\r\n\r\n"
+        asked = f"HEAD /topics/t/tail HTTP/1.1\r\n{host}GET /healthz HTTP/1.1\r\n{host}"
+        writer.write(asked.encode())
+        async with asyncio.timeout(10):
+            said = await reader.readuntil(b'{"ok":true}')
+        assert said.count(b"HTTP/1.1 200 ") == 2
+        assert b"text/event-stream" in said
+        writer.close()
+
     async def test_the_head_of_a_request_is_only_so_long(self, broker: Broker) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
         host = f"Host: 127.0.0.1:{broker.port}\r\n"

@@ -32,12 +32,13 @@ from trunkline.filters import read_time
 from trunkline.frames import DIGEST, check_digest, envelope_of, fields_of
 from trunkline.group import Group
 from trunkline.options import TopicOptions, changed, make
-from trunkline.store import GroupKey
+from trunkline.store import GroupKey, watch
 from trunkline.topics import check_group, check_topic, dead_topic
 from trunkline.where import compile_where
 
 READ_MAX = 1000
 _TAIL_S = 15.0
+_STREAM = "text/event-stream"
 _BATCH_MAX = 10_000
 
 
@@ -319,8 +320,9 @@ async def tail(ask: Ask) -> Response:
     for number in partitions:  # one that the mark does not name is younger than it
         text = str(after[number] + 1) if number in after else "earliest" if after else start
         places[number] = await _offset(ask, name, number, text)
-    stream = _tailed(ask, name, places, wanted, limit)
-    return StreamingResponse(stream, media_type="text/event-stream")
+    if ask.request.method == "HEAD":  # nothing of it is sent, and it would have no end
+        return Response(media_type=_STREAM)
+    return StreamingResponse(_tailed(ask, name, places, wanted, limit), media_type=_STREAM)
 
 
 async def _tailed(
@@ -333,11 +335,10 @@ async def _tailed(
         rung.set()
 
     store.bell.listen(ring, topic)
-    watch = getattr(store, "watch", None)
-    if watch is not None:
-        watch()
+    watch(store)
     sent, said, quiet_s = 0, monotonic(), min(_TAIL_S, hub.options.rights_s * 3)
-    yield b": following\n"
+    yield b": following
+"
     try:
         while hub.is_open:
             if hub.rights.current(ask.who) is None or not hub.allows(ask.who, "read", topic):

@@ -903,6 +903,7 @@ class TestTheBroker:
                 assert "ce-id" in before.headers["access-control-allow-headers"]
                 for done in (await http.get("/topics"), await http.get("/topics/none")):
                     assert done.headers["access-control-allow-origin"] == page
+                    assert done.headers["access-control-expose-headers"] == "*"  # ce-…, retry-after
                     assert "access-control-allow-credentials" not in done.headers
                 evil = {"origin": "https://evil.example", **asked}
                 refused = await http.options("/topics/orders/events", headers=evil)

@@ -341,6 +341,7 @@ def application(hub: Hub, gate: Gate) -> Any:
                 allow_origins=list(gate.origins),
                 allow_methods=sorted({endpoint.method for endpoint in ENDPOINTS}),
                 allow_headers=["*"],
+                expose_headers=["*"],
             )
         )
     return Starlette(

@@ -13,7 +13,7 @@ import pytest
 
 from trunkline.buses import connect
 from trunkline.buses.local import LocalBus
-from trunkline.errors import Corrupt, StorageFull
+from trunkline.errors import Corrupt, InvalidFilter, StorageFull
 from trunkline.event import Event, Receipt, Record
 from trunkline.group import Group
 from trunkline.options import GroupOptions
@@ -139,6 +139,18 @@ async def test_a_filter_that_fails_is_told_to_the_subscriber(bus: LocalBus) -> N
     ) as stream:
         with pytest.raises(Exception, match="KeyError"):
             await soon(stream)
+
+
+async def test_what_a_filter_failed_on_is_given_back_as_it_was(bus: LocalBus) -> None:
+    await bus.publish_many("orders", [0, 1], key="c42")
+    async with bus.subscribe(
+        "orders", group="billing", where=lambda event: 1 / event.payload > 0
+    ) as stream:
+        with pytest.raises(InvalidFilter):
+            await soon(stream)
+    async with bus.subscribe("orders", group="billing") as stream:
+        delivery = await soon(stream)
+        assert (delivery.event.payload, delivery.attempt) == (0, 1)
 
 
 async def test_the_delay_is_drawn_from_what_the_policy_allows(

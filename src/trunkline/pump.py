@@ -332,9 +332,14 @@ class Pump:
         dead = [_Dead(lease, "retries", silent) for lease in taken.dead]
         dead += [_Dead(lease, "expired", "its time to live ran out") for lease in taken.expired]
         self._buried += dead
-        await self._fetch(lease.offset for lease in taken.leases)
-        for lease in taken.leases:
-            self._hand_out(lease, self._records.pop(lease.offset, None))
+        done = 0
+        try:
+            await self._fetch(lease.offset for lease in taken.leases)
+            for done, lease in enumerate(taken.leases):  # noqa: B007 -- it is, if one fails
+                self._hand_out(lease, self._records.pop(lease.offset, None))
+        except BaseException:
+            self._back += taken.leases[done:]  # as if they were never taken
+            raise
         if self._buried:
             await self._bury()
         needs = len(self._back) > passed_over

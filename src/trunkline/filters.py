@@ -33,6 +33,12 @@ _TIME = re.compile(
 )
 
 
+def check_filter(where: object) -> None:
+    """Refuse what can be no filter before it meets an event."""
+    if not (where is None or isinstance(where, str) or callable(where)):
+        raise InvalidFilter(f"a filter is a condition in SQL or a function, not {where!r}")
+
+
 def need(module: str) -> Any:
     """A library of the extra ``filters``."""
     try:

@@ -13,6 +13,7 @@ from trunkline.clock import Clock, SystemClock
 from trunkline.dead import Desk, check_member
 from trunkline.errors import InvalidEvent
 from trunkline.event import Event, Receipt, Record
+from trunkline.filters import check_filter
 from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, make
 from trunkline.pump import Hooks
 from trunkline.store import Bounds, Store
@@ -96,6 +97,7 @@ class LocalBus(BusBase):
         check_group(group)
         check_member(topic, group)
         flow = Flow() if max_inflight is None else Flow(max_inflight=max_inflight)
+        check_filter(where)
         match = compile_where(where) if isinstance(where, str) else where
         check_start(start)
         return LocalSubscription(self._pumps, topic, group, start, policy, flow, match)

@@ -31,6 +31,7 @@ from trunkline.errors import (
     TrunklineError,
 )
 from trunkline.event import Event, Receipt, Record, check_value
+from trunkline.filters import check_filter
 from trunkline.frames import (
     Failure,
     From,
@@ -162,6 +163,7 @@ class RemoteBus(BusBase):
         check_pattern(topic)
         check_group(group)
         flow = Flow() if max_inflight is None else Flow(max_inflight=max_inflight)
+        check_filter(where)
         match = where if callable(where) else None
         if isinstance(where, str):
             _check_where(where)

@@ -576,8 +576,9 @@ class BusContract(BusFixtures):
         for options in ({"start": "middle"}, {"start": 1.5}, {"max_inflight": 0}):
             with pytest.raises(InvalidOption):
                 bus.subscribe("orders", group="billing", **options)
-        with pytest.raises(InvalidFilter):
-            bus.subscribe("orders", group="billing", where="payload.n >>> 4")
+        for options in ({"where": "payload.n >>> 4"}, {"where": 4}):
+            with pytest.raises(InvalidFilter):
+                bus.subscribe("orders", group="billing", **options)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -596,5 +597,4 @@ class BusContract(BusFixtures):
         with pytest.raises(Closed):
             await bus.publish("orders", 2)
         with pytest.raises(Closed):
-            async with bus.subscribe("orders", group="billing"):
-                pass
+            await bus.subscribe("orders", group="billing").__aenter__()

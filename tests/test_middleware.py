@@ -59,6 +59,14 @@ async def test_the_first_middleware_is_the_outermost() -> None:
     assert await chain("x") == "outer(inner(x>>))"
 
 
+@pytest.mark.parametrize("wrong", [Outer, object(), print, "metrics"])
+def test_what_can_wrap_nothing_is_refused(wrong: object) -> None:
+    with pytest.raises(InvalidOption, match="not a middleware"):
+        make_bus(wrong)
+    with pytest.raises(InvalidOption, match="not a middleware"):
+        LocalBus(MemoryStore(), middleware=[wrong])
+
+
 def test_without_middleware_nothing_is_between() -> None:
     assert compose([Other()], "handle", print) is print
 

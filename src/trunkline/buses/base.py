@@ -29,7 +29,7 @@ from trunkline.event import (
     check_events,
     new_ids,
 )
-from trunkline.middleware import PublishNext, compose
+from trunkline.middleware import PublishNext, check, compose
 from trunkline.options import BusOptions, Flow, GroupOptions, Limits
 from trunkline.store import Bounds
 from trunkline.topics import check_topic
@@ -58,7 +58,7 @@ class BusBase(ABC):
         self.options = options
         self.clock = clock
         self._limits = limits
-        self._middleware = list(middleware)
+        self._middleware: list[object] = []
         self._on_publish = on_publish
         self._on_message = on_message
         self._handlers: list[tuple[dict[str, Any], Handler, int]] = []
@@ -69,7 +69,7 @@ class BusBase(ABC):
         self._started = False
         self._closed = False
         self._plain = False  # whether nothing stands between publish and the store
-        self.use()
+        self.use(*middleware)
 
     # -- what a bus adds -----------------------------------------------------------------------
 
@@ -128,6 +128,7 @@ class BusBase(ABC):
 
     def use(self, *middleware: object) -> None:
         """Add middleware inside of those there are; see ``trunkline.middleware``."""
+        check(middleware)
         self._middleware += middleware
         self._chain: PublishNext = compose(self._middleware, "publish", self._append)
         self._plain = self._on_publish is None and self._chain == self._append

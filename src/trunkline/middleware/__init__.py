@@ -17,10 +17,21 @@ from functools import partial
 from typing import Any
 
 from trunkline.bus import Delivery
+from trunkline.errors import InvalidOption
 from trunkline.event import Event, Receipt
 
 PublishNext = Callable[[list[Event]], Awaitable[list[Receipt]]]
 HandleNext = Callable[[Delivery], Awaitable[Any]]
+
+
+def check(middleware: Sequence[object]) -> None:
+    """Refuse what would wrap nothing: a misspelt method is else never heard of."""
+    for one in middleware:
+        if isinstance(one, type) or not (hasattr(one, "publish") or hasattr(one, "handle")):
+            raise InvalidOption(
+                f"not a middleware: {one!r}",
+                hint="an object with a method publish, handle or both, not its class",
+            )
 
 
 def compose(middleware: Sequence[object], side: str, last: Callable[[Any], Any]) -> Any:

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 import trunkline
-from trunkline.errors import Conflict, InvalidEvent, InvalidOption, NotFound
+from trunkline.broker.options import BrokerOptions
+from trunkline.broker.server import Broker
+from trunkline.buses.remote import RemoteBus
+from trunkline.errors import Conflict, Denied, InvalidEvent, InvalidOption, NotFound
 from trunkline.event import Event
 from trunkline.schemas import Compatibility, Registry, Schema, SchemaGate, check_compatible
 
@@ -70,6 +73,25 @@ async def test_every_process_has_the_same_registry(tmp_path: Path) -> None:
         registry = Registry(bus)
         await registry.refresh()
         assert registry.current("orders").compatibility == "full"
+
+
+async def test_a_rule_that_there_is_not_is_refused_and_nothing_is_written(bus: Any) -> None:
+    registry = Registry(bus)
+    await registry.add("orders", ORDER)
+    with pytest.raises(InvalidOption, match="backward, forward, full or none"):
+        await registry.add("orders", {"type": "object"}, "sideways")  # type: ignore[arg-type]
+    assert len(await bus.read("system.schemas")) == 1
+
+
+async def test_behind_a_broker_the_registry_is_read_and_not_written() -> None:
+    async with Broker(BrokerOptions(url="memory:", port=0)) as broker, RemoteBus(broker.url) as bus:
+        registry = Registry(bus)
+        await broker.hub.registry.add("orders", ORDER)
+        await registry.refresh()
+        with pytest.raises(InvalidEvent, match="does not fit"):
+            registry.check("orders", [Event(topic="orders", payload={})])
+        with pytest.raises(Denied):
+            await registry.add("orders", {"type": "object"})
 
 
 async def test_the_gate_guards_a_bus_without_a_broker(bus: Any) -> None:

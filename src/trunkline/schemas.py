@@ -14,11 +14,11 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from trunkline.buses.local import LocalBus
+from trunkline.buses.base import BusBase
 from trunkline.errors import Conflict, InvalidEvent, InvalidOption, NotFound
 from trunkline.event import Event
 from trunkline.topics import check_topic
@@ -47,7 +47,7 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 class Registry:
-    def __init__(self, bus: LocalBus) -> None:
+    def __init__(self, bus: BusBase) -> None:
         self._bus = bus
         self._next = 1
         self._versions: dict[str, list[Schema]] = {}
@@ -55,7 +55,7 @@ class Registry:
         self._adding = asyncio.Lock()
 
     async def refresh(self) -> None:
-        first, end = await self._bus.store.bounds(TOPIC, 0)
+        first, end = await self._bus.bounds(TOPIC)
         if not first <= self._next <= end:  # trimmed, or made anew
             self._next = first
         while self._next < end:
@@ -87,6 +87,8 @@ class Registry:
     ) -> Schema:
         """Give a topic its next version. The same schema again is the version there is."""
         check_topic(topic)
+        if compatibility not in (None, *get_args(Compatibility)):
+            raise InvalidOption("compatibility is backward, forward, full or none")
         _validator(schema)
         async with self._adding:  # of two at once, the second is compared with the first
             return await self._add(topic, schema, compatibility)

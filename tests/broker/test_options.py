@@ -98,10 +98,22 @@ def test_what_is_no_value_is_refused(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["broker = 1", "[broker]\nprot = 1", "[broker\n", "[broker]\nport='x'"]
+    "text",
+    [
+        "broker = 1",
+        "[broker]\nprot = 1",
+        "[broker\n",
+        "[broker]\nport='x'",
+        "auth = true",
+        "[brokr]\nauth = true",
+    ],
 )
 def test_a_file_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "broker.toml"
     path.write_text(text, "utf-8")
     with pytest.raises(InvalidOption):
         gather({}, {}, str(path))
+
+
+def test_a_config_that_is_empty_is_none() -> None:
+    assert gather({}, {"TRUNKLINE_CONFIG": ""}) == gather({}, {})

@@ -88,7 +88,7 @@ def gather(
 ) -> BrokerOptions:
     """Options from flags (None where one was not given), environment and a TOML file."""
     environ = os.environ if environ is None else environ
-    values = _from_file(file or environ.get("TRUNKLINE_CONFIG"))
+    values = _from_file(file or environ.get("TRUNKLINE_CONFIG") or None)
     values |= _from_environment(environ)
     values |= {name: value for name, value in flags.items() if value is not None}
     port = values.get("port")
@@ -114,9 +114,9 @@ def _from_file(path: str | None) -> dict[str, Any]:
         raise NotFound(f"there is no file {path}", path=path) from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidOption(f"{path} is no TOML: {error}", path=path) from error
-    values = found.get("broker", {})
-    if not isinstance(values, dict):
-        raise InvalidOption(f"{path}: [broker] is a table", path=path)
+    values = found.get("broker")
+    if not isinstance(values, dict):  # else what it asks for, a guard perhaps, would not be there
+        raise InvalidOption(f"{path} has no table [broker]", path=path)
     return values
 
 

@@ -337,8 +337,7 @@ async def _tailed(
     store.bell.listen(ring, topic)
     watch(store)
     sent, said, quiet_s = 0, monotonic(), min(_TAIL_S, hub.options.rights_s * 3)
-    yield b": following
-"
+    yield b": following\n"
     try:
         while hub.is_open:
             if hub.rights.current(ask.who) is None or not hub.allows(ask.who, "read", topic):

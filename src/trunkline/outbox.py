@@ -141,7 +141,8 @@ class Drainer:
             except Exception as error:  # noqa: BLE001 -- the bus or the database: it will be back
                 logger.warning("the outbox waits: %s", error)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), self.options.poll_s)
+                async with asyncio.timeout(self.options.poll_s):
+                    await self._ending.wait()
 
 
 def _runs(rows: Sequence[OutboxRow]) -> list[tuple[str, list[OutboxRow]]]:

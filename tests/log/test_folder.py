@@ -219,3 +219,10 @@ def test_a_file_in_the_place_of_the_next_segment_takes_no_record_along(
         assert payloads(folder, 6) == {offset: offset for offset in range(6, 9)}
     with contextlib.closing(Folder(root)) as folder:
         assert payloads(folder, 6) == {offset: offset for offset in range(6, 9)}
+
+
+def test_a_topic_that_is_not_there_is_no_news(folder: Folder, opener: Opener) -> None:
+    folder.bounds(TOPIC, 0)
+    assert folder.noticed() == set()
+    publish(opener(), [1])
+    assert folder.noticed() == {TOPIC}

@@ -105,7 +105,8 @@ class Hub:
         """
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self.options.rights_s)
+                async with asyncio.timeout(self.options.rights_s):
+                    await self._changed.wait()
             self._changed.clear()
             try:
                 await self.rights.refresh()

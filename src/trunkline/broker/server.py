@@ -159,7 +159,8 @@ class _Server(uvicorn.Server):
         counter = 0
         while not await self.on_tick(counter):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.ending.wait(), _TICK_S)
+                async with asyncio.timeout(_TICK_S):
+                    await self.ending.wait()
             counter = (counter + 10) % 864_000  # on_tick takes ten of them for a second
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -173,8 +174,8 @@ class _Server(uvicorn.Server):
         await asyncio.sleep(0)
         if self.server_state.connections or self.server_state.tasks:
             with contextlib.suppress(TimeoutError):
-                timeout_s = self.config.timeout_graceful_shutdown
-                await asyncio.wait_for(self._wait_tasks_to_complete(), timeout_s)
+                async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                    await self._wait_tasks_to_complete()
             for task in list(self.server_state.tasks):
                 task.cancel()
 

@@ -288,7 +288,8 @@ class BusBase(ABC):
         timeout_s = self.options.drain_timeout_s if timeout_s is None else timeout_s
         for ready in list(self._starting):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ready.wait(), timeout_s or 0.001)
+                async with asyncio.timeout(timeout_s or 0.001):
+                    await ready.wait()
         for subscription in list(self._streams()):
             subscription.drain()
         if self._workers:

@@ -334,7 +334,8 @@ async def _consume(args: argparse.Namespace, start: Any, write: Write) -> int:
                 if time.monotonic() >= until:
                     raise NotFound(f"there is no topic {args.topic}", hint="trunkline topic ls")
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stopped.wait(), _LOOK_S)
+                    async with asyncio.timeout(_LOOK_S):
+                        await stopped.wait()
             if code:
                 return code[0]
             if start == "latest":  # all that is there now came after we did

@@ -138,8 +138,8 @@ class HeadFile:
         """Whether the line is not the one that was last seen here."""
         try:
             return os.pread(self.fd, _SIZE, 0) != self._seen[0]
-        except OSError:  # it is not open
-            return True
+        except OSError:  # it is not open, and was not there when it was looked for
+            return os.path.exists(self.path)
 
     def store(self, head: Head) -> None:
         raw = encode(head)

@@ -146,6 +146,22 @@ def test_a_file_that_was_emptied_is_not_passed_over(folder: Folder, root: str) -
     assert list(payloads(folder, 5)) == [5, 6, 7]
 
 
+@pytest.mark.parametrize("start", [1, 2, 3, 4])
+def test_a_damaged_line_is_not_passed_over_where_offsets_may_be_missing(
+    start: int, folder: Folder, root: str
+) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=5))
+    put_keys(folder, "azazbcd")
+    upkeep.compact(folder, TOPIC, 0)  # 3, 4 and 5 are left
+    path = Path(root, "wal/t.00000001.jsonl")
+    path.write_bytes(path.read_bytes().replace(b'{"offset":3,', b'{"offset":1,'))
+    if start == 4:
+        assert list(payloads(folder, start)) == [4, 5, 6, 7]
+    else:
+        with pytest.raises(Corrupt, match="the checksum does not fit"):
+            payloads(folder, start)
+
+
 def put_keys(folder: Folder, keys: str) -> None:
     for key in keys:
         put(folder, event(key, key=key))

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from trunkline.errors import Corrupt, InvalidOption
 from trunkline.log import atomic, layout
-from trunkline.log.line import Damaged, Seal, offset_at, parse
+from trunkline.log.line import Damaged, Seal, is_intact, offset_at, parse
 
 _CHUNK = 64 * 1024
 _NEAR = 256 * 1024  # more than lies between two entries of an index
@@ -180,11 +180,16 @@ class Segment:
             return position
         if (step := near.find(mark)) >= 0:
             return position + step + 1
+        hurt: int | None = None  # a damaged line that may be the one
         for place, line in self.lines(position, end):
             found = offset_at(line[:64])
-            if found is not None and found >= offset:
-                return place
-        return end
+            if not is_intact(line):
+                hurt = place if hurt is None else hurt
+            elif found is not None and found < offset:
+                hurt = None
+            elif found is not None:
+                return place if hurt is None else hurt
+        return end if hurt is None else hurt
 
     def lines(self, position: int, end: int) -> Iterator[tuple[int, bytes]]:
         """``(position, line)`` of each whole line in ``[position, end)``, newline left out.

@@ -151,7 +151,8 @@ class Segment:
             if not self._entries:
                 self._entries = read_index(self.index_path)
                 size = os.fstat(self.open()).st_size
-                if len(self._entries) < 2 or self._entries[-1].packed != size:
+                known = self._entries
+                if len(known) < 2 or known[0].position or known[-1].packed != size:
                     self._entries = self._make_index()
             return self._entries
         try:

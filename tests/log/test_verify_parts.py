@@ -23,8 +23,12 @@ def take_the_seal(path: Path) -> None:
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 
 
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
 @pytest.mark.parametrize("at", range(5))
-@pytest.mark.parametrize("harm", [None, spoil, take_the_seal, Path.unlink])
+@pytest.mark.parametrize("harm", [None, spoil, take_the_seal, empty, Path.unlink])
 def test_parts_find_what_the_whole_finds(
     folder: Folder, root: str, opener: Opener, harm: Callable[[Path], None] | None, at: int
 ) -> None:
@@ -40,3 +44,14 @@ def test_parts_find_what_the_whole_finds(
 
     assert sorted(parts) == sorted(upkeep.verify(again, TOPIC, 0))
     assert bool(parts) is (harm is not None)
+    assert any(found.severe for found in parts) is (harm not in (None, take_the_seal)) or at == 4
+
+
+def test_only_the_damaged_file_is_named(folder: Folder, root: str, opener: Opener) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=2))
+    publish(folder, range(1, 10))
+    upkeep.pack_segments(folder, TOPIC, 0)
+    path = Path(root, "wal/t.00000003.jsonl.zst")
+    path.write_bytes(path.read_bytes()[:-30])
+    found = {finding.path for finding in upkeep.verify(opener(), TOPIC, 0)}
+    assert found == {"wal/t.00000003.jsonl.zst"}

@@ -401,7 +401,7 @@ def verify(
     try:
         head = reader.head()
         segments = reader.files()
-        expected: int | None = None
+        expected: int | None = head.start
         for done, segment in enumerate(segments):
             name = os.path.relpath(segment.path, folder.path)
             if only is not None and segment.number not in only:
@@ -416,15 +416,18 @@ def verify(
                 first = segment.first
             except (Damaged, TrunklineError) as error:
                 yield Finding(name, 0, str(error))
+                expected = None
                 continue
             if done == 0 and first is not None:
                 expected = min(first, head.start)  # part of the first one may have been purged
             if expected is not None and first is not None and first != expected:
                 yield Finding(name, 0, f"it begins at offset {first}, not {expected}")
             try:
-                findings, following = _verify_segment(segment, head, name, segments[done + 1 :])
+                later = segments[done + 1 :]
+                findings, following = _verify_segment(segment, head, name, later, expected)
             except Corrupt as error:
-                findings, following = [Finding(name, error.position, error.message)], None
+                findings = [Finding(name, error.position, error.message)]
+                expected = following = None
             yield from findings
             expected = following if following is not None else expected
             if progress is not None:
@@ -439,16 +442,26 @@ def verify(
         reader.close()
 
 
+def _first(segment: Segment) -> int | None:
+    """Where a segment begins; None if it is damaged: whoever looks at that one says so."""
+    with suppress(Corrupt, Damaged):
+        return None if segment.bad else segment.first
+    return None
+
+
 def _verify_segment(
-    segment: Segment, head: Head, name: str, later: list[Segment]
+    segment: Segment, head: Head, name: str, later: list[Segment], first: int | None
 ) -> tuple[list[Finding], int | None]:
+    """What is wrong with one of them, which should begin at ``first`` if that is known; and the
+    offset behind it.
+    """
     found: list[Finding] = []
     active = segment.number == head.segment
     end = head.end if active else segment.size()
     expected = None
     count = sum_ = 0
     seal: Seal | None = None
-    upper = next((s.first for s in later if not s.bad and s.first is not None), None)
+    upper = next((at for at in map(_first, later) if at is not None), None)
     holes = not active and segment.seal is not None and segment.holes
     if segment.packed and not segment.is_sound():
         found.append(Finding(name, 0, "its digest does not fit"))
@@ -484,7 +497,7 @@ def _verify_segment(
     elif not active and later:
         # A sync failed and the log went on in the next file, if nothing is missing between them.
         following = head.next if upper is None else upper
-        whole = expected is None or expected == following
+        whole = (first if expected is None else expected) in (None, following)
         found.append(Finding(name, end, "it was never sealed", severe=not whole))
         expected = following
     elif active and f"{sum_:08x}" != f"{head.sum:08x}":

@@ -161,7 +161,7 @@ def sync_tried_again() -> None:
 
 def old_file_removed_first() -> None:
     """Compression removes the plain segment before the packed one is there."""
-    rewrite = upkeep._rewrite
+    rewrite = upkeep.rewrite
 
     def hasty(segment: Segment, *args: Any, packed: bool | None = None, guard: Any = None) -> None:
         if packed:
@@ -170,7 +170,7 @@ def old_file_removed_first() -> None:
             args = (lines, *args[1:])
         rewrite(segment, *args, packed=packed, guard=guard)
 
-    _plant(upkeep, "_rewrite", hasty)
+    _plant(upkeep, "rewrite", hasty)
 
 
 # What a power cut shows, and what kill -9 shows: the scene, and the mistake in it.

@@ -1,13 +1,11 @@
-"""Retention, compaction, compression, salvage."""
+"""Retention, compaction, compression, verification."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
-from trunkline.errors import Corrupt
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.options import GroupOptions, TopicOptions
@@ -175,44 +173,6 @@ def test_tend_does_what_the_options_ask_for(folder: Folder, root: str) -> None:
     folder.forget(TOPIC, 0)
     assert list(payloads(folder)) == [9]
     assert segments(root)[0].endswith(".zst")
-
-
-def damage(root: str, name: str, old: bytes, new: bytes) -> None:
-    path = Path(root, "wal", name)
-    data = path.read_bytes()
-    assert old in data
-    path.write_bytes(data.replace(old, new, 1))
-
-
-def test_salvage_brings_back_what_can_be_read(folder: Folder, root: str, opener: Opener) -> None:
-    folder.define(TOPIC, TopicOptions(segment_records=4))
-    publish(folder, ["a", "b", "c", "d", "e"])
-    folder.close()
-    damage(root, "t.00000001.jsonl", b'"payload":"b"', b'"payload":"B"')
-    other = opener()
-    with pytest.raises(Corrupt):
-        payloads(other)
-    assert any(found.severe for found in upkeep.verify(other, TOPIC, 0))
-    assert [one.lost for one in upkeep.salvage(other, TOPIC, 0)] == [[(2, 2)]]
-    assert payloads(other) == {1: "a", 3: "c", 4: "d", 5: "e"}
-    assert not [found for found in upkeep.verify(other, TOPIC, 0) if found.severe]
-    assert b'"payload":"B"' in Path(root, "quarantine/t.00000001.jsonl").read_bytes()
-
-
-def test_salvage_of_the_last_segment(folder: Folder, root: str, opener: Opener) -> None:
-    publish(folder, ["a", "b", "c"])
-    folder.close()
-    damage(root, "t.00000001.jsonl", b'"payload":"b"', b'"payload":"B"')
-    os.unlink(f"{root}/wal/t.head")
-    other = opener()
-    with pytest.raises(Corrupt) as caught:
-        publish(other, ["d"])
-    assert caught.value.path.endswith("t.00000001.jsonl.corrupt")
-    assert publish(other, ["d"]) == [4]
-    with pytest.raises(Corrupt):
-        payloads(other)
-    assert [one.lost for one in upkeep.salvage(other, TOPIC, 0)] == [[(2, 2)]]
-    assert payloads(other) == {1: "a", 3: "c", 4: "d"}
 
 
 @pytest.mark.parametrize("gone", [(1,), (2,), (3,), (1, 2), (2, 3), (1, 2, 3)])

@@ -17,8 +17,9 @@ from trunkline.cli.places import URL, at_least, bus_path, bus_url, open_folder
 from trunkline.cli.render import Output, progress, size
 from trunkline.dead import DESK, keeps_books
 from trunkline.errors import Corrupt, NoBus, StorageError, TrunklineError, UnsupportedFormat
-from trunkline.log import atomic, upkeep
+from trunkline.log import atomic
 from trunkline.log.folder import Folder, GroupKey
+from trunkline.log.salvage import salvage
 from trunkline.log.segment import Segment
 from trunkline.options import TopicOptions
 from trunkline.topics import DEAD_SUFFIX, is_dead
@@ -26,6 +27,7 @@ from trunkline.topics import DEAD_SUFFIX, is_dead
 _LAG = 10_000
 _CHUNK = 1024 * 1024
 _FREE_SHARE = 0.05
+_GONE = "put it back from a backup, or go on without it: trunkline doctor --salvage"
 _EXTRAS = (
     ("rich", "cli", "tables are plain text and there are no progress bars"),
     ("sqlglot", "filters", "--where cannot be used"),
@@ -176,7 +178,7 @@ def _partition(
                 "error",
                 f"{topic}/{partition}",
                 f"its last file, number {head.segment}, is gone",
-                "put it back from a backup",
+                _GONE,
             )
         for segment in files:
             name = os.path.relpath(segment.path, folder.path)
@@ -228,7 +230,7 @@ def _partition(
 
 def _lost(where: str, first: int, following: int) -> Diagnosis:
     problem = f"{_spans([(first, following - 1)])} missing: a file is gone"
-    return Diagnosis("error", where, problem, "put it back from a backup")
+    return Diagnosis("error", where, problem, _GONE)
 
 
 def _sum(segment: Segment, end: int) -> int:
@@ -245,14 +247,16 @@ def _salvage(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagno
         for partition in range(options.partitions):
             place = f"{topic}/{partition}"
             try:
-                mended = upkeep.salvage(folder, topic, partition)
+                mended = salvage(folder, topic, partition)
             except (ValueError, StorageError) as error:
                 yield Diagnosis("error", place, f"it could not be salvaged: {error}")
                 continue
-            for path, kept, lost in mended:
-                told = f"{kept} records of {os.path.basename(path)} were brought back"
+            for name, path, kept, lost in mended:
+                told = f"{kept} records of {name} were brought back"
+                told = told if path is not None else f"{name} is gone: it was made with no records"
                 told += f", {_spans(lost)} lost" if lost else ", none is lost"
-                told += f"; the damaged file is {os.path.relpath(path, folder.path)}"
+                if path is not None:
+                    told += f"; the damaged file is {os.path.relpath(path, folder.path)}"
                 remedy = "publish what is lost again" if lost else ""
                 yield Diagnosis("warning" if lost else "note", place, told, remedy)
 

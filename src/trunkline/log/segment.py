@@ -104,6 +104,26 @@ class Segment:
         self._frame = (at, plain)
         return True
 
+    def pieces(self) -> Iterator[bytes | None]:
+        """All it holds, in pieces that are read each on its own; None for one that cannot be."""
+        data = atomic.read_file(self.path)
+        if not self.packed:
+            yield data
+            return
+        known = [entry.packed for entry in read_index(self.index_path)]
+        at = 0
+        while at < len(data) and not data.startswith(_DIGEST, at):
+            decoder = _zstd().ZstdDecompressor().decompressobj()
+            plain = None
+            try:
+                found = decoder.decompress(data[at:])
+                plain = found if decoder.eof else None
+            except _zstd().ZstdError:
+                pass
+            yield plain
+            behind = (place for place in known if place > at)
+            at = next(behind, len(data)) if plain is None else len(data) - len(decoder.unused_data)
+
     def is_sound(self) -> bool:
         """Whether every byte of a compressed file is as it was written."""
         data = os.pread(self.open(), os.fstat(self.open()).st_size, 0)

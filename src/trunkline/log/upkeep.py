@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from itertools import pairwise
 from typing import NamedTuple
 from zlib import crc32
 
@@ -81,7 +80,7 @@ def _drop_files(folder: Folder, topic: str, partition: int) -> int:
         if done and done[-1].number == head.segment - 1 and head.end == 0:
             last = done.pop()
             if not last.bad and last.seal is not None and last.seal.count:
-                _rewrite(last, [], replace(last.seal, count=0, holes=True))
+                rewrite(last, [], replace(last.seal, count=0, holes=True))
         atomic.remove_files([path for s in done for path in (s.path, s.index_path)])
         return len(done)
     finally:
@@ -176,7 +175,7 @@ def _compact(
                 if len(kept) < seal.count:
                     guard = _unchanged(folder, topic, partition, segment)
                     fresh = replace(seal, count=len(kept), holes=True)
-                    _rewrite(segment, kept, fresh, guard=guard)
+                    rewrite(segment, kept, fresh, guard=guard)
                     removed.append(seal.count - len(kept))
             if progress is not None:
                 progress(len(files) + done + 1, 2 * len(files))
@@ -257,7 +256,7 @@ def _pack(folder: Folder, topic: str, partition: int, segment: Segment, head: He
     seal = segment.seal
     if seal is not None:
         guard = _unchanged(folder, topic, partition, segment)
-        _rewrite(segment, list(_records(segment, head)), seal, packed=True, guard=guard)
+        rewrite(segment, list(_records(segment, head)), seal, packed=True, guard=guard)
     return seal is not None
 
 
@@ -302,7 +301,7 @@ def _records(segment: Segment, head: Head) -> Iterator[tuple[Line, bytes]]:
             yield line, text
 
 
-def _rewrite(
+def rewrite(
     segment: Segment,
     lines: Iterable[tuple[Line, bytes]],
     seal: Seal,
@@ -424,7 +423,7 @@ def verify(
                 yield Finding(name, 0, f"it begins at offset {first}, not {expected}")
             try:
                 later = segments[done + 1 :]
-                findings, following = _verify_segment(segment, head, name, later, expected)
+                findings, following = verify_segment(segment, head, name, later, expected)
             except Corrupt as error:
                 findings = [Finding(name, error.position, error.message)]
                 expected = following = None
@@ -449,7 +448,7 @@ def _first(segment: Segment) -> int | None:
     return None
 
 
-def _verify_segment(
+def verify_segment(
     segment: Segment, head: Head, name: str, later: list[Segment], first: int | None
 ) -> tuple[list[Finding], int | None]:
     """What is wrong with one of them, which should begin at ``first`` if that is known; and the
@@ -503,94 +502,6 @@ def _verify_segment(
     elif active and f"{sum_:08x}" != f"{head.sum:08x}":
         found.append(Finding(name, 0, "its checksum is not the one the head holds"))
     return found, expected
-
-
-class Salvaged(NamedTuple):
-    """A segment that was mended: ``kept`` records are back, the ``lost`` ranges are not, and the
-    damaged file is at ``path``.
-    """
-
-    path: str
-    kept: int
-    lost: list[tuple[int, int]]
-
-
-def salvage(folder: Folder, topic: str, partition: int) -> list[Salvaged]:
-    """Bring back what can be read of segments that were set aside, or are damaged, and note what is
-    lost. The damaged files are kept in ``quarantine/``.
-    """
-    mended: list[Salvaged] = []
-    writer = folder.writer(topic, partition)
-    head = writer.begin()
-    try:
-        last = [s for s in writer.segments() if s.number == head.segment]
-        if any(_is_damaged(segment) for segment in last):
-            head = writer.roll(head)
-        segments = writer.segments()
-        for at, segment in enumerate(segments):
-            if segment.number < head.segment and _is_damaged(segment):
-                before = [s for s in segments[:at] if s.seal is not None]
-                low = before[-1].seal.last + 1 if before and before[-1].seal else head.start
-                later = [s.first for s in segments[at + 1 :] if not s.bad and s.first is not None]
-                high = (later[0] if later else head.next) - 1
-                mended.append(_salvage(folder, segment, low, high))
-        return mended
-    finally:
-        writer.end()
-        folder.forget(topic, partition)
-
-
-def _is_damaged(segment: Segment) -> bool:
-    return segment.bad or any(line is None for line, _ in _readable(segment))
-
-
-def _readable(segment: Segment) -> Iterator[tuple[Line | None, bytes]]:
-    """Each line that can be read, and ``(None, …)`` where something cannot."""
-    try:
-        edges = [e.position for e in segment.entries()] if segment.packed else [0, segment.size()]
-    except Corrupt:
-        yield None, b""
-        return
-    for low, high in pairwise(edges):
-        try:
-            lines = list(segment.lines(low, high))
-        except Corrupt:
-            yield None, b""
-            continue
-        for _, text in lines:
-            try:
-                yield parse(text), text
-            except Damaged:
-                yield None, text
-
-
-def _salvage(folder: Folder, segment: Segment, low: int, high: int) -> Salvaged:
-    good: list[tuple[Line, bytes]] = []
-    lost: list[tuple[int, int]] = []
-    # Between two good lines something is lost if a line there is damaged, or if no offset may be
-    # missing; where a log was compacted, missing offsets alone mean nothing.
-    dense = segment.bad or not (segment.seal and segment.holes)
-    last, hurt = low - 1, False
-    for line, text in _readable(segment):
-        if line is None:
-            hurt = True
-        elif line.seal is None and low <= line.offset <= high:
-            if line.offset > last + 1 and (hurt or dense):
-                lost.append((last + 1, line.offset - 1))
-            last, hurt = line.offset, False
-            good.append((line, text))
-    if last < high and (hurt or dense):
-        lost.append((last + 1, high))
-    place = os.path.join(folder.path, "quarantine")
-    atomic.make_dir(place)
-    kept = os.path.join(place, os.path.basename(segment.path))
-    with open(segment.path, "rb") as file:
-        atomic.replace_file(kept, file.read())
-    mended = Segment.at(segment.path.removesuffix(".corrupt"), segment)
-    _rewrite(mended, good, Seal(len(good), low, high, "", 0, holes=True, lost=tuple(lost)))
-    if segment.bad:
-        atomic.remove_files([segment.path])
-    return Salvaged(kept, len(good), lost)
 
 
 def require_topic(folder: Folder, topic: str) -> None:

@@ -43,7 +43,8 @@ def test_create_stores_what_was_asked_for_and_nothing_else(run: Run, home: Path)
 
     stored = json.loads((home / ".bus" / "topics.json").read_text())
     assert done.code == 0
-    assert stored == {
+    assert stored.keys() == {"t", "__crc"}
+    assert stored == stored | {
         "t": {
             "partitions": 3,
             "durability": "os",

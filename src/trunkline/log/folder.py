@@ -38,6 +38,7 @@ from trunkline.log import atomic, defined, layout, reserve
 from trunkline.log.head import FORMAT, Head
 from trunkline.log.inotify import Change
 from trunkline.log.journal import GroupFile, group_of
+from trunkline.log.line import Damaged, close_line, is_intact
 from trunkline.log.reader import Bounds, PartitionReader
 from trunkline.log.recovery import READ_BYTES
 from trunkline.log.writer import PartitionWriter, Placed
@@ -65,6 +66,7 @@ os.register_at_fork(after_in_child=_let_go)
 class _About(msgspec.Struct):
     format: int = 0
     id: str = ""
+    crc: str | None = None  # there was none in early folders
 
 
 class GroupKey(NamedTuple):
@@ -129,8 +131,10 @@ class Folder:
         try:
             about = _About()
             with contextlib.suppress(FileNotFoundError), open(marker, "rb") as file:
-                about = msgspec.json.decode(file.read(), type=_About)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                about = msgspec.json.decode(data := file.read(), type=_About)
+                if about.crc and about.format <= FORMAT and not is_intact(data.rstrip(b"\n")):
+                    raise Damaged("the checksum does not fit")
+        except (msgspec.DecodeError, UnicodeDecodeError, Damaged) as error:
             raise Corrupt(
                 f"bus.json is damaged: {reason(error)}",
                 path=marker,
@@ -155,7 +159,7 @@ class Folder:
                 if not os.path.exists(marker):
                     fresh = {"format": FORMAT, "id": new_id()}
                     fresh["created"] = self.clock.now().isoformat()
-                    atomic.replace_file(marker, msgspec.json.encode(fresh) + b"\n")
+                    atomic.replace_file(marker, close_line(msgspec.json.encode(fresh)[:-1]))
 
     def names(self, place: str) -> list[str]:
         """The files of a folder in it; none where one may only read, and it was never made."""

@@ -199,3 +199,31 @@ async def test_a_duplicate_of_what_was_removed_has_its_own_id(store: FileStore) 
 
     assert (kept.offset, kept.duplicate, kept.id) == (1, True, sent[0].id)
     assert (gone.offset, gone.duplicate, gone.id) == (1, True, sent[2].id)
+
+
+async def test_short_scripts_alone_tend_what_they_finish(tmp_path: Path) -> None:
+    keeps = TopicOptions(segment_records=5, retention_records=5)
+    for number in range(23):
+        store = FileStore(os.fspath(tmp_path), reserve_bytes=0)
+        await store.define(TOPIC, keeps)
+        await store.append(TOPIC, [event(number)])
+        await store.close()
+    folder = Folder(os.fspath(tmp_path), StoreOptions(reserve_bytes=0))
+    first, end = folder.bounds(TOPIC, 0)
+    assert end == 24
+    assert 5 <= end - first < 10
+    assert len([name for name in folder.names("wal") if name.endswith(".jsonl")]) <= 3
+    folder.close()
+
+
+async def test_an_upkeep_that_fails_at_the_end_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FileStore(os.fspath(tmp_path), reserve_bytes=0)
+    await store.define(TOPIC, TopicOptions(segment_records=1, compact=True))
+    for number in range(3):
+        await store.append(TOPIC, [event(number)])
+    path = tmp_path / "wal" / "t.00000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"payload":0', b'"payload":9'))
+    await store.close()
+    assert "upkeep failed: t.00000001.jsonl is damaged" in caplog.text

@@ -260,13 +260,17 @@ def _pack(folder: Folder, topic: str, partition: int, segment: Segment, head: He
     return seal is not None
 
 
-def tend(folder: Folder) -> None:
-    """Do for every topic what its options ask for. What fails keeps nothing else from it."""
+def tend(folder: Folder, only: Collection[tuple[str, int]] | None = None) -> None:
+    """Do for every partition, or for these, what the options of its topic ask for. What fails keeps
+    nothing else from it.
+    """
     if folder.is_full:  # was, and nobody may publish here, which would find out
         folder.is_full = not reserve.fill(folder.path, folder.options.reserve_bytes)
     failed: TrunklineError | None = None
     for topic, options in folder.topics().items():
         for partition in range(options.partitions):
+            if only is not None and (topic, partition) not in only:
+                continue
             try:
                 with suppress(FileNotFoundError):  # another process is at it
                     _tend(folder, topic, partition, options)

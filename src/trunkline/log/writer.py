@@ -70,6 +70,7 @@ class PartitionWriter:
         self._recent = Recent(root, topic, partition)
         self._wrote = False
         self.sync_s = 0.0  # how long the last sync took
+        self.has_finished = False  # a segment, and so there may be something to tend
         self._mutex = threading.Lock()  # the file lock is the process's, this one the thread's
 
     def append(
@@ -162,6 +163,7 @@ class PartitionWriter:
             raise atomic.storage_error(error, self._path(head.segment)) from error
         self._sync(head)
         self._close_segment()
+        self.has_finished = True
         head = _fresh(head, head.segment + 1)
         self.save(head)
         return head

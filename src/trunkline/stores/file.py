@@ -75,13 +75,25 @@ class _Batch:
 class _Lane:
     """One partition: the batch that publishers join now, and the one that is being written."""
 
-    __slots__ = ("busy", "fresh", "limits", "next", "now", "partition", "room", "spread", "topic")
+    __slots__ = (
+        "busy",
+        "fresh",
+        "has_finished",
+        "limits",
+        "next",
+        "now",
+        "partition",
+        "room",
+        "spread",
+        "topic",
+    )
 
     def __init__(self, topic: str, partition: int, limits: Limits) -> None:
         self.topic = topic
         self.partition = partition
         self.limits = limits
         self.spread = False  # whether the topic has more partitions than this one
+        self.has_finished = False  # a segment
         self.busy = False
         self.fresh = 0.0  # until when what was committed last may still be on its way
         self.room = asyncio.Event()
@@ -111,6 +123,7 @@ class FileStore:
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sync_s = 0.0  # what a sync has taken of late
+        self._tends_at = 0.0
         self._watching = False
         self._closed = False
 
@@ -188,6 +201,7 @@ class FileStore:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             tend = partial(upkeep.tend, self.folder)
+            self._tends_at = monotonic() + self.options.upkeep_s
             self._spawn(self._every(self.options.upkeep_s, tend, "upkeep"))
         return self._loop
 
@@ -233,8 +247,9 @@ class FileStore:
         topic, partition, events = lane.topic, lane.partition, lane.now.events
         durability = self.folder.topic(topic).durability
         placed = self.folder.append(topic, partition, lane.now.bodies, events, timeout_s)
-        took_s = self.folder.writer(topic, partition).sync_s
-        self._sync_s += (took_s - self._sync_s) * _SYNC_WEIGHT
+        writer = self.folder.writer(topic, partition)
+        lane.has_finished = writer.has_finished
+        self._sync_s += (writer.sync_s - self._sync_s) * _SYNC_WEIGHT
         if placed.duplicates:
             known = self._ids(topic, partition, set(placed.duplicates.values()))
             receipts = []
@@ -436,4 +451,10 @@ class FileStore:
             self._work.put(None)
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
+        done = [(lane.topic, lane.partition) for lane in lanes if lane.has_finished]
+        if done and monotonic() < self._tends_at:  # where only short scripts are, nobody else does
+            try:
+                await asyncio.to_thread(upkeep.tend, self.folder, done)
+            except (TrunklineError, OSError) as error:
+                logger.warning("upkeep failed: %s", error)
         self.folder.close()

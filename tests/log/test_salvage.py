@@ -16,7 +16,7 @@ from trunkline.log.salvage import salvage
 from trunkline.options import TopicOptions
 
 from .conftest import Opener
-from .events import TOPIC, event, payloads, publish, put
+from .events import TOPIC, at, event, payloads, publish, put
 
 
 def damage(root: str, name: str, old: bytes, new: bytes) -> None:
@@ -157,3 +157,27 @@ def test_whatever_is_missing_afterwards_was_told(
     assert not told & left.keys()
     assert publish(other, [15]) == [15]
     assert not [found for found in upkeep.verify(other, TOPIC, 0) if found.severe]
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_who_met_the_damage_sees_that_it_was_mended(
+    is_gone: bool, folder: Folder, root: str, opener: Opener
+) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=2))
+    publish(folder, [1, 2, 3, 4, 5])
+    reader = opener()
+    if is_gone:
+        os.unlink(f"{root}/wal/t.00000002.jsonl")
+    else:
+        damage(root, "t.00000002.jsonl", b'"payload":4', b'"payload":5')
+    for one in (folder, reader):
+        with pytest.raises(Corrupt):
+            payloads(one)
+    seeker = opener()
+    if is_gone:
+        with pytest.raises(Corrupt):
+            seeker.seek(TOPIC, 0, at(1000))
+    salvage(opener(), TOPIC, 0)
+    for one in (folder, reader):
+        assert list(payloads(one)) == ([1, 2, 5] if is_gone else [1, 2, 3, 5])
+    assert seeker.seek(TOPIC, 0, at(1000)) == 6

@@ -112,6 +112,13 @@ class PartitionReader:
 
         ``strict=False`` begins at the first offset there is when ``start`` was trimmed away.
         """
+        try:
+            return self._read(start, limit, bytes_max, strict)
+        except Corrupt:
+            self.forget()  # by the next time it may be mended
+            raise
+
+    def _read(self, start: int, limit: int, bytes_max: int, strict: bool) -> list[Record]:
         head = self.head()
         if start < head.start:
             if strict:
@@ -133,7 +140,7 @@ class PartitionReader:
                 )
             except FileNotFoundError:  # removed or replaced since it was listed
                 self.forget()
-                return self.read(start, limit, bytes_max, strict)
+                return self._read(start, limit, bytes_max, strict)
             if records:
                 self._remember(records[-1].offset + 1, segment, end_position)
                 self._line_bytes = (end_position - position) // len(records)
@@ -159,6 +166,9 @@ class PartitionReader:
                 return look()
             except FileNotFoundError:
                 self.forget()
+            except Corrupt:
+                self.forget()
+                raise
 
     def _seek(self, when: datetime) -> int:
         head = self.head()

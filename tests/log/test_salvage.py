@@ -159,6 +159,20 @@ def test_whatever_is_missing_afterwards_was_told(
     assert not [found for found in upkeep.verify(other, TOPIC, 0) if found.severe]
 
 
+def test_a_compacted_file_without_its_seal(folder: Folder, root: str, opener: Opener) -> None:
+    """Nothing else says that offsets may be missing in it."""
+    folder.define(TOPIC, TopicOptions(segment_records=2))
+    for key in "zyabax":
+        put(folder, event(key, key=key))
+    upkeep.compact(folder, TOPIC, 0)
+    assert list(payloads(folder)) == [1, 2, 4, 5, 6]
+    path = Path(root, "wal/t.00000002.jsonl")
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    other = opener()
+    assert lost(other) == [(3, 3)]
+    assert list(payloads(other)) == [1, 2, 4, 5, 6]
+
+
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_who_met_the_damage_sees_that_it_was_mended(
     is_gone: bool, folder: Folder, root: str, opener: Opener

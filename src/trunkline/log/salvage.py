@@ -55,6 +55,8 @@ def _mend(folder: Folder, stem: str, segments: list[Segment], head: Head) -> Ite
             break
         later = segments[at + 1 :]
         sound = _is_sound(segment, head, later, low)
+        if sound and number == segment.number - 1:  # what lacks before it can be in no other file
+            sound = (segment.first or low) <= low
         lines = [] if sound else list(_readable(segment))
         seal = segment.seal if sound else next((x.seal for x, _ in lines if x and x.seal), None)
         first = segment.first if sound else seal.first if seal else None

@@ -22,6 +22,7 @@ from trunkline.errors import Corrupt, OutOfRange
 from trunkline.event import Event, encode_event
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder
+from trunkline.log.salvage import salvage
 from trunkline.options import MIB, Limits, StoreOptions, TopicOptions
 from trunkline.spark import scan as scanning
 from trunkline.spark.columns import COLUMNS, CORRUPT
@@ -304,6 +305,23 @@ def test_a_quarantined_segment_is_reported_not_passed_over(tmp_path: Path) -> No
     found = rows(str(tmp_path), names=("offset", CORRUPT), bad_records="column")
     assert [row["offset"] for row in found] == [*range(1, 12), *range(21, 31)]
     assert "orders.00000002.jsonl.corrupt" in found[10][CORRUPT]
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_file_behind_a_compacted_one_is_not_passed_over(tmp_path: Path, is_gone: bool) -> None:
+    folder = Folder(str(tmp_path))
+    folder.define(TOPIC, TopicOptions(segment_records=2))
+    for number, key in enumerate("aabcdef"):
+        append(folder, [make_event(number, key=key)])
+    upkeep.compact(folder, TOPIC, 0)
+    path = tmp_path / "wal" / "orders.00000002.jsonl"
+    path.unlink() if is_gone else path.write_bytes(b"")
+
+    with pytest.raises(Corrupt, match="offsets 3 to 4 of orders/0 are in no readable file"):
+        rows(str(tmp_path))
+    salvage(folder, TOPIC, 0)
+    assert [row["offset"] for row in rows(str(tmp_path))] == [2, 5, 6, 7]
+    folder.close()
 
 
 def test_what_retention_removed_fails_or_is_passed_over_by_option(tmp_path: Path) -> None:

@@ -55,10 +55,10 @@ def list_extents(reader: PartitionReader, head: Head, since: int = 0) -> list[Ex
             size = segment.size()
             follower = next((s for s in segments[at + 1 :] if s.bad or s.first is not None), None)
             seal = segment.seal
-            if follower is not None and not follower.bad and follower.first is not None:
-                after = follower.first
-            elif seal is not None:
+            if seal is not None:  # else it was abandoned, and ends where the next one begins
                 after = seal.last + 1
+            elif follower is not None and not follower.bad and follower.first is not None:
+                after = follower.first
         if size and segment.first < after:
             found.append(Extent(segment, segment.first, after, size, is_last))
     return found

@@ -16,9 +16,11 @@ from trunkline.buses.local import LocalBus
 from trunkline.errors import Corrupt, InvalidFilter, StorageFull
 from trunkline.event import Event, Receipt, Record
 from trunkline.group import Group
+from trunkline.log.folder import Folder
 from trunkline.options import GroupOptions
 from trunkline.pump import Hooks, Turns
 from trunkline.store import GroupKey
+from trunkline.stores.file import FileStore
 from trunkline.stores.memory import MemoryStore
 from trunkline.testing import ManualClock
 
@@ -565,3 +567,20 @@ async def test_what_was_redriven_turns_nobody_in_circles(
         assert store.updates - before < 5
         waiting.cancel()
         del held
+
+
+async def test_a_window_that_was_lost_is_read_again(tmp_path: Path, clock: ManualClock) -> None:
+    """A journal that another process begins anew is read anew, and the window goes with the old."""
+    store = FileStore(str(tmp_path), clock=clock)
+    store.bell.remind = lambda turn, turns: None  # type: ignore[method-assign]
+    async with LocalBus(store, clock=clock) as bus:
+        await bus.publish_many("orders", [1, 2, 3])
+        async with bus.subscribe("orders", group="billing", max_inflight=1) as stream:
+            first = await soon(stream)
+            await clock.settle()
+            other = Folder(str(tmp_path), clock=clock)
+            other.step(KEY, lambda group: None)
+            other._group(KEY).renew(1)
+            other.close()
+            await first.ack()
+            assert (await asyncio.wait_for(anext(stream), 1)).event.payload == 2

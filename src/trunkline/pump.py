@@ -483,7 +483,8 @@ class Pump:
         del self._back[: len(back)], self._longer[: len(longer)]
 
     def _step(self, group: Group) -> Taken:
-        self._group = group
+        if group is not self._group:  # read anew from its files: what the window held is not there
+            self._group, self._more = group, True
         passed_over = len(self._back)  # they come first again, and must not stand in the way
         self._note(group)
         now, wall = self._clock.monotonic(), self._clock.now().timestamp()

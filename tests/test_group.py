@@ -68,6 +68,15 @@ def test_a_lease_counts_as_an_attempt_and_a_return_takes_it_back() -> None:
     assert the(group, 1).attempt == 2
 
 
+def test_a_lease_that_was_extended_is_given_back_all_the_same() -> None:
+    group = make(1)
+    (lease,) = group.take("m", now=0.0, wall=0.0, limit=1).leases
+    group.extend(lease, now=5.0)
+    group.give_back([lease])
+    assert not group.leases
+    assert not group.attempts
+
+
 def test_a_failed_lease_waits_for_its_time() -> None:
     group = make(1)
     take(group, now=10.0)

@@ -317,7 +317,7 @@ class Group:
 
     def give_back(self, leases: Iterable[Lease]) -> None:
         """Return leases whose records were never handed out."""
-        if offsets := [x.offset for x in leases if self.leases.get(x.offset) == x]:
+        if offsets := [lease.offset for lease in leases if self._holds(lease)]:
             self._do(Returned(compress(offsets)))
 
     def extend(self, lease: Lease, *, now: float) -> Lease | None:

@@ -18,11 +18,12 @@ from trunkline.event import Event, Receipt, Record
 from trunkline.group import Group
 from trunkline.log.folder import Folder
 from trunkline.options import GroupOptions
-from trunkline.pump import Hooks, Turns
+from trunkline.pump import Hooks
 from trunkline.store import GroupKey
 from trunkline.stores.file import FileStore
 from trunkline.stores.memory import MemoryStore
 from trunkline.testing import ManualClock
+from trunkline.turns import Turns
 
 T = TypeVar("T")
 KEY = GroupKey("orders", 0, "billing")

@@ -19,9 +19,10 @@ from trunkline.errors import Closed, Conflict, InvalidFilter, TrunklineError
 from trunkline.event import Event, Record
 from trunkline.group import Group, Lease
 from trunkline.options import Flow, GroupOptions, TopicOptions, TtlPolicy
-from trunkline.pump import Hooks, Pump, Turns
+from trunkline.pump import Hooks, Pump
 from trunkline.store import GroupKey, Store, lag_of, watch
 from trunkline.topics import is_dead, is_pattern, matches
+from trunkline.turns import Turns
 
 logger = logging.getLogger(__name__)
 

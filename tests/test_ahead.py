@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import trunkline
-from trunkline.pump import _AHEAD_BYTES
+from trunkline.stock import _AHEAD_BYTES
 
 
 @pytest.mark.parametrize("before", [0, 3])
@@ -27,8 +27,8 @@ async def test_large_records_are_not_all_kept_while_they_wait(tmp_path: Path, be
             most, quiet = 0, 0
             while quiet < 30:  # it reads ahead by itself while we hold what we have
                 await asyncio.sleep(0.005)
-                quiet = quiet + 1 if len(pump._records) == most else 0
-                most = max(most, len(pump._records))
+                quiet = quiet + 1 if len(pump._stock.records) == most else 0
+                most = max(most, len(pump._stock.records))
             seen = []
             for delivery in held:
                 seen.append(delivery.event.payload["n"])

@@ -365,7 +365,7 @@ async def test_what_others_settled_is_not_kept(bus: LocalBus, store: Scripted) -
             await store.update(KEY, partial(Group.settle, offsets=range(1, last + 1)))
             await delivery.ack()
         (pump,) = bus._pumps._pumps.values()
-        assert len(pump._records) <= 3000
+        assert len(pump._stock.records) <= 3000
 
 
 async def test_many_groups_read_no_more_than_may_be_kept(bus: LocalBus, store: Scripted) -> None:

@@ -12,12 +12,9 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Sized
 from datetime import datetime
-from itertools import islice
 from typing import NamedTuple, Protocol
-
-from msgspec.json import encode
 
 from trunkline.bus import Delivery, Outcome
 from trunkline.clock import Clock, Handle
@@ -26,7 +23,7 @@ from trunkline.errors import Corrupt, LockTimeout, OutOfRange, StorageFull, Trun
 from trunkline.event import RANK, Event, Record
 from trunkline.group import Group, Item, Lease, Taken
 from trunkline.options import GroupOptions, TtlPolicy
-from trunkline.ranges import compress
+from trunkline.stock import READ_RECORDS, Stock
 from trunkline.store import GroupKey, Store
 from trunkline.topics import dead_topic
 from trunkline.turns import Turns
@@ -34,10 +31,7 @@ from trunkline.turns import Turns
 logger = logging.getLogger(__name__)
 
 _NEVER = float("inf")
-_READ_RECORDS = 1024
-_AHEAD_BYTES = 2 * 1024 * 1024  # of all pumps together
 _SPARE_RECORDS = 64
-_FIRST_RECORDS = 8  # as long as it is not known how large they are
 _ACK_S = 0.005
 _RETRY_S = 0.2
 _LOOK_S = 10.0  # the wall clock may be set meanwhile, and what it made far is then near
@@ -71,6 +65,14 @@ class _Dead(NamedTuple):
     error: str
 
 
+class _Ahead(NamedTuple):
+    """What the log holds from ``start`` on: nothing before ``first``, then these."""
+
+    start: int
+    first: int
+    records: list[Record]
+
+
 class Pump:
     def __init__(
         self,
@@ -84,7 +86,6 @@ class Pump:
         turns: Turns | None = None,
     ) -> None:
         self.key = key
-        self._others = others
         self._turns = turns or Turns()
         self._store = store
         self._ttl = ttl
@@ -95,13 +96,9 @@ class Pump:
         self._outlets: deque[Outlet] = deque()
         self._group: Group | None = None
         self._era = 0  # of the group, when something was last noted
-        self._records: dict[int, Record] = {}
-        self._weight = 0  # about how many bytes one of them takes
-        self._keeps = 0  # how many may be kept
+        self._stock = Stock(store, key, others)
         self._has_plenty = False
-        self._ahead: list[Record] = []
-        self._ahead_from = 0
-        self._gap_to = 0
+        self._ahead: _Ahead | None = None
         self._gone: set[int] = set()  # redriven, but no longer in the log
         self._more = False
         self._is_damaged = False  # the log, behind what is available
@@ -197,7 +194,7 @@ class Pump:
 
     def _count_stock(self) -> None:
         available = self._group.available() if self._group is not None else 0
-        stocked = available > 0 and self._is_stocked()
+        stocked = available > 0 and self._stock.is_ample
         self._has_plenty = stocked or available >= _SPARE_RECORDS
 
     # -- what deliveries say -------------------------------------------------------------------
@@ -292,7 +289,7 @@ class Pump:
         told, self._told = self._told, False
         looked = await self._look_ahead()
         group = self._group
-        found = bool(self._ahead or self._gap_to or group.again or group.blocked)
+        found = bool(self._ahead or group.again or group.blocked)
         found = found or (bool(group.available() or self._back) and self._room() > 0)
         if not (told or found or self._written):
             # What the group's files hold is known; what the log holds, if it was looked at.
@@ -306,9 +303,9 @@ class Pump:
         self._buried += dead
         done = 0
         try:
-            await self._fetch(lease.offset for lease in taken.leases)
+            await self._stock.fetch(lease.offset for lease in taken.leases)
             for done, lease in enumerate(taken.leases):  # noqa: B007 -- it is, if one fails
-                self._hand_out(lease, self._records.pop(lease.offset, None))
+                self._hand_out(lease, self._stock.records.pop(lease.offset, None))
         except BaseException:
             self._back += taken.leases[done:]  # as if they were never taken
             raise
@@ -340,37 +337,29 @@ class Pump:
         group = self._group
         assert group is not None
         room = self._room()
-        all_of_it = self._weight * max(1, len(self._others))
-        self._keeps = max(room, _AHEAD_BYTES // all_of_it if all_of_it else _FIRST_RECORDS, 1)
-        window = group.window
-        if len(self._records) > 2 * min(self._keeps, len(window) + _READ_RECORDS):
-            # Others settled some of them, or there are more groups.
-            kept = (entry for entry in self._records.items() if entry[0] in window)
-            self._records = dict(islice(kept, self._keeps))
+        stock = self._stock
+        stock.measure(room, group.window)
         if strays := group.strays():
-            await self._fetch(strays)
-            self._gone.update(offset for offset in strays if offset not in self._records)
+            await stock.fetch(strays)
+            self._gone.update(offset for offset in strays if offset not in stock.records)
         if self._ahead or self._has_enough():
             return False
         topic, partition, _ = self.key
-        limit = max(room, self._keeps - len(self._records), 1)
-        limit = min(group.wants(), _READ_RECORDS, limit)
+        limit = min(group.wants(), READ_RECORDS, max(room, stock.room, 1))
         self._is_damaged = False
+        start = group.read_to
         try:
-            self._ahead = await self._store.read(topic, partition, group.read_to, limit)
-            self._ahead_from = group.read_to
-            # Not for one that comes alone and goes at once: then there is nothing to weigh.
-            if self._records or len(self._ahead) >= _SPARE_RECORDS or not self._weight:
-                sample = self._ahead[:: 1 + len(self._ahead) // 8]
-                size = sum(len(encode(record.event)) for record in sample)
-                self._weight = size // len(sample) if sample else self._weight
+            found = await self._store.read(topic, partition, start, limit)
         except OutOfRange as error:
-            self._gap_to = error.first - 1
-            self._ahead_from = group.read_to
+            self._ahead = _Ahead(start, error.first, [])
         except Corrupt:
             self._is_damaged = group.available() > 0  # what comes before it comes first
             if not self._is_damaged:
                 raise
+        else:
+            if found:
+                self._ahead = _Ahead(start, start, found)
+                stock.weigh(found, _SPARE_RECORDS)
         return True
 
     def _has_enough(self) -> bool:
@@ -382,44 +371,19 @@ class Pump:
         wants, available = group.wants(), group.available()
         if group.paused or wants <= 0:
             return True
-        filled = 4 * wants < group.options.lookahead or self._is_stocked()
+        filled = 4 * wants < group.options.lookahead or self._stock.is_ample
         if not filled and available < _SPARE_RECORDS:
             return False
         room = self._room()
         return available >= room if filled else room <= 0
 
-    def _is_stocked(self) -> bool:
-        """Whether so much is kept that reading more is not worth a look at the log."""
-        return 2 * len(self._records) >= self._keeps
-
-    def _may_keep(self) -> bool:
-        """Whether what was read ahead is still small; else it is read again when it is due."""
-        return len(self._records) < self._keeps
-
-    async def _fetch(self, offsets: Iterable[int]) -> None:
-        """Read those of ``offsets`` that are not here; the log may no longer have some."""
-        missing = [offset for offset in offsets if offset not in self._records]
-        topic, partition, _ = self.key
-        for first, last in compress(missing):
-            while first <= last:
-                limit = min(last - first + 1, _READ_RECORDS)
-                try:
-                    found = await self._store.read(topic, partition, first, limit)
-                except OutOfRange as error:
-                    first = max(first + 1, error.first)
-                    continue
-                if not found:
-                    break
-                self._records.update((r.offset, r) for r in found if r.offset <= last)
-                first = found[-1].offset + 1
-
     def _note(self, group: Group) -> None:
         """Tell the group what became of deliveries. Nothing is forgotten if this fails."""
         if group.era != self._era:  # it was sought, or removed: perhaps offsets are other records
-            self._era = group.era
-            self._more = True
-            for kept in (self._records, self._ahead, self._written, self._buried):
-                kept.clear()
+            self._era, self._more, self._ahead = group.era, True, None
+            self._stock.records.clear()
+            self._written.clear()
+            self._buried.clear()
         now = self._clock.monotonic()
         if self._acks or self._written:
             acks, written = len(self._acks), len(self._written)
@@ -460,22 +424,17 @@ class Pump:
         passed_over = len(self._back)  # they come first again, and must not stand in the way
         self._note(group)
         now, wall = self._clock.monotonic(), self._clock.now().timestamp()
-        ahead, self._ahead = self._ahead, []
-        if ahead or self._gap_to:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._more = True  # there may be yet more behind it
             group.begin_anew()
-        if self._ahead_from == group.read_to:  # else it was read for an older state: read again
-            if self._gap_to:
-                group.skip(group.read_to, self._gap_to)
-                group.read_to = max(group.read_to, self._gap_to + 1)
-            for record in ahead:
-                if record.offset > group.read_to:
-                    group.skip(group.read_to, record.offset - 1)
-                    group.read_to = record.offset
-                self._offer(group, record, now)
-        self._more = self._more or bool(ahead or self._gap_to)  # there may be yet more behind it
-        self._gap_to = 0
+            if ahead.start == group.read_to:  # else it was read for an older state: read again
+                _skip_to(group, ahead.first)
+                for record in ahead.records:
+                    _skip_to(group, record.offset)
+                    self._offer(group, record, now)
         for offset in group.strays():
-            stray = self._records.get(offset)
+            stray = self._stock.records.get(offset)
             if stray is not None:
                 self._offer(group, stray, now)
             elif offset in self._gone:
@@ -507,8 +466,8 @@ class Pump:
                 now,
             )
         )
-        if record.offset in group.window and self._may_keep():
-            self._records[record.offset] = record
+        if record.offset in group.window:
+            self._stock.keep(record)
 
     def _hand_out(self, lease: Lease, record: Record | None) -> None:
         if record is not None:
@@ -536,9 +495,9 @@ class Pump:
         letters: list[Event] = []
         offsets: list[int] = []
         at: datetime = self._clock.now()
-        await self._fetch(dead.lease.offset for dead in buried)
+        await self._stock.fetch(dead.lease.offset for dead in buried)
         for dead in buried:
-            record = self._records.pop(dead.lease.offset, None)
+            record = self._stock.records.pop(dead.lease.offset, None)
             offsets.append(dead.lease.offset)
             if record is not None and (dead.reason != "expired" or self._is_wanted(record)):
                 letters.append(
@@ -555,6 +514,13 @@ class Pump:
                 self._buried = buried + self._buried
                 raise
         self._written += offsets
+
+
+def _skip_to(group: Group, offset: int) -> None:
+    """The log holds none between where it was read to and ``offset``."""
+    if offset > group.read_to:
+        group.skip(group.read_to, offset - 1)
+        group.read_to = offset
 
 
 def backoff_s(options: GroupOptions, attempt: int, draw: float) -> float:

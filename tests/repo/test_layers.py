@@ -14,7 +14,18 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"group", "filters", "where", "access", "frames", "log"}),
     frozenset({"store", "stores", "files"}),
     frozenset(
-        {"bus", "turns", "pump", "worker", "dead", "middleware", "buses", "tasks", "outbox"}
+        {
+            "bus",
+            "turns",
+            "stock",
+            "pump",
+            "worker",
+            "dead",
+            "middleware",
+            "buses",
+            "tasks",
+            "outbox",
+        }
         | {"sync", "claims", "bridge", "metrics", "declare", "heartbeat", "inbox", "requests"}
         | {"schemas", "system"}
     ),

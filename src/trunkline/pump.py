@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from trunkline.bus import Delivery, Outcome
 from trunkline.clock import Clock, Handle
 from trunkline.dead import write_letter
-from trunkline.errors import Corrupt, LockTimeout, OutOfRange, StorageFull, TrunklineError
+from trunkline.errors import Corrupt, LockTimeout, OutOfRange, StorageFull
 from trunkline.event import RANK, Event, Record
 from trunkline.group import Group, Item, Lease, Taken
 from trunkline.options import GroupOptions, TtlPolicy
@@ -73,6 +73,23 @@ class _Ahead(NamedTuple):
     records: list[Record]
 
 
+class _Said:
+    """What became of deliveries, as far as the group was not told."""
+
+    __slots__ = ("acks", "back", "longer", "nacks", "terms")
+
+    def __init__(self) -> None:
+        self.acks: list[Lease] = []
+        self.nacks: list[tuple[Lease, float | None, str]] = []
+        self.terms: list[_Dead] = []
+        self.longer: list[Lease] = []
+        self.back: list[Lease] = []  # never handed out
+
+    def say_again(self, earlier: _Said) -> None:
+        for name in self.__slots__:
+            getattr(self, name)[:0] = getattr(earlier, name)
+
+
 class Pump:
     def __init__(
         self,
@@ -102,13 +119,8 @@ class Pump:
         self._gone: set[int] = set()  # redriven, but no longer in the log
         self._more = False
         self._is_damaged = False  # the log, behind what is available
-        self._acks: list[Lease] = []
-        self._nacks: list[tuple[Lease, float | None, str]] = []
-        self._terms: list[_Dead] = []
-        self._longer: list[Delivery] = []
-        self._back: list[Lease] = []
-        self._written: list[int] = []  # offsets whose dead letters are durable
-        self._buried: list[_Dead] = []
+        self._said = _Said()
+        self._buried: list[_Dead] = []  # held until their letters are durable
         self._wake = asyncio.Event()
         self._told = True  # whether more than a new record may have happened
         self._task: asyncio.Task[None] | None = None
@@ -141,15 +153,15 @@ class Pump:
         for a next try at once.
         """
         self.release(outlet)
-        self._back += [delivery.lease for delivery in unread]
-        self._nacks += [(delivery.lease, 0.0, "the subscriber left") for delivery in open_]
+        self._said.back += [delivery.lease for delivery in unread]
+        self._said.nacks += [(delivery.lease, 0.0, "the subscriber left") for delivery in open_]
         await self.flush()
 
     async def flush(self) -> None:
         """Write down what became of deliveries so far."""
         if self._task is not None and not self._task.done():
             self.wake()
-        await self._store.update(self.key, self._note)
+        await self._update(take=False)
 
     async def close(self) -> None:
         self._closing = True
@@ -163,7 +175,7 @@ class Pump:
             await asyncio.gather(self._task, return_exceptions=True)
             self._cancel_alarm()
             await self._bury()
-            await self._store.update(self.key, self._note)
+            await self._update(take=False)
 
     def idle(self) -> bool:
         return not self._outlets
@@ -175,7 +187,7 @@ class Pump:
     def refill(self) -> None:
         """A subscriber has room again: see what there is for it, if anything was left."""
         group = self._group
-        if group is None or self._back or self._more or self._is_damaged or group.available():
+        if group is None or self._said.back or self._more or self._is_damaged or group.available():
             self._wake.set()
 
     def _rung(self, topic: str | None) -> None:
@@ -203,7 +215,7 @@ class Pump:
         self, delivery: Delivery, outcome: Outcome, delay_s: float | None, reason: str
     ) -> None:
         if outcome is Outcome.ACK:
-            self._acks.append(delivery.lease)
+            self._said.acks.append(delivery.lease)
             if self._told:
                 return  # a round is about to be
             if not self._is_waited_for():
@@ -212,9 +224,9 @@ class Pump:
                     self._timer = loop.call_later(_ACK_S, self._note_acks)
                 return
         elif outcome is Outcome.NACK:
-            self._nacks.append((delivery.lease, delay_s, reason))
+            self._said.nacks.append((delivery.lease, delay_s, reason))
         else:
-            self._terms.append(_Dead(delivery.lease, "rejected", reason))
+            self._said.terms.append(_Dead(delivery.lease, "rejected", reason))
         self.wake()
 
     def _is_waited_for(self) -> bool:
@@ -226,11 +238,11 @@ class Pump:
 
     def _note_acks(self) -> None:
         self._timer = None
-        if self._acks:
+        if self._said.acks:
             self.wake()
 
     def extend(self, delivery: Delivery) -> None:
-        self._longer.append(delivery)
+        self._said.longer.append(delivery.lease)
         self.wake()
 
     # -- the round -----------------------------------------------------------------------------
@@ -290,33 +302,35 @@ class Pump:
         looked = await self._look_ahead()
         group = self._group
         found = bool(self._ahead or group.again or group.blocked)
-        found = found or (bool(group.available() or self._back) and self._room() > 0)
-        if not (told or found or self._written):
+        found = found or (bool(group.available() or self._said.back) and self._room() > 0)
+        if not (told or found):
             # What the group's files hold is known; what the log holds, if it was looked at.
             self._more = not looked and await self._is_behind()
             return False
-        passed_over = len(self._back)
-        taken = await self._store.update(self.key, self._step)
+        passed_over = len(self._said.back)
+        taken = await self._update(take=True)
         silent = "no try is left: who had it last ended without a word"
         dead = [_Dead(lease, "retries", silent) for lease in taken.dead]
         dead += [_Dead(lease, "expired", "its time to live ran out") for lease in taken.expired]
         self._buried += dead
-        done = 0
+        waiting = taken.leases[::-1]
         try:
-            await self._stock.fetch(lease.offset for lease in taken.leases)
-            for done, lease in enumerate(taken.leases):  # noqa: B007 -- it is, if one fails
+            await self._stock.fetch(lease.offset for lease in waiting)
+            while waiting:
+                lease = waiting[-1]
                 self._hand_out(lease, self._stock.records.pop(lease.offset, None))
+                waiting.pop()
         except BaseException:
-            self._back += taken.leases[done:]  # as if they were never taken
+            self._said.back += waiting
             raise
         if self._buried:
             await self._bury()
-        needs = len(self._back) > passed_over
+        needs = len(self._said.back) > passed_over
         if self._more or not looked:  # what was noted may have made room in the window
             strays = bool(self._group.strays())
             needs = needs or strays
             self._more = strays or await self._is_behind()
-        if self._told or self._written or (self._more and not self._has_enough()):
+        if self._told or (self._more and not self._has_enough()):
             return True
         return needs and self._room() > 0
 
@@ -377,52 +391,67 @@ class Pump:
         room = self._room()
         return available >= room if filled else room <= 0
 
-    def _note(self, group: Group) -> None:
-        """Tell the group what became of deliveries. Nothing is forgotten if this fails."""
+    async def _update(self, *, take: bool) -> Taken:
+        """Tell the group what became of deliveries, and take what there is room for. What could not
+        be written is said again.
+        """
+        said: _Said | None = None
+        settled: list[int] = []
+        buried: list[_Dead] = []
+
+        def step(group: Group) -> Taken:
+            nonlocal said
+            said, self._said = self._said, _Said()
+            settled[:], buried[:] = self._note(group, said)
+            # What was passed over comes first again, and must not stand in the way.
+            return self._take(group, len(said.back)) if take else Taken([], [], [], [])
+
+        try:
+            taken = await self._store.update(self.key, step)
+        except Exception:
+            if said is not None:
+                self._said.say_again(said)
+                self.wake()
+            raise
+        self._buried += buried
+        if self._hooks.settled is not None:
+            for offset in settled:
+                self._hooks.settled(self.key, offset, "ack")
+        return taken
+
+    def _note(self, group: Group, said: _Said) -> tuple[list[int], list[_Dead]]:
+        """Returns what is settled now, and what needs a dead letter."""
         if group.era != self._era:  # it was sought, or removed: perhaps offsets are other records
             self._era, self._more, self._ahead = group.era, True, None
             self._stock.records.clear()
-            self._written.clear()
             self._buried.clear()
         now = self._clock.monotonic()
-        if self._acks or self._written:
-            acks, written = len(self._acks), len(self._written)
-            done = group.ack(self._acks[:acks]) + group.settle(self._written[:written])
-            if self._hooks.settled is not None:
-                for offset in done:
-                    self._hooks.settled(self.key, offset, "ack")
-            del self._acks[:acks], self._written[:written]
-        if self._nacks or self._terms or self._back or self._longer:
-            self._note_rest(group, now)
-        for lease in group.expired(now):
-            delay_s = backoff_s(group.options, lease.attempt, self._draw())
-            if group.fail(lease, now=now, delay_s=delay_s):
-                self._buried.append(_Dead(lease, "retries", "not settled within the ack timeout"))
+        settled = group.ack(said.acks) if said.acks else []
+        buried = [dead for dead in said.terms if group.hold(dead.lease, now=now)]
+        buried += [
+            _Dead(lease, "retries", reason)
+            for lease, delay_s, reason in said.nacks
+            if self._fail(group, lease, now, delay_s)
+        ]
+        if said.back:
+            group.give_back(said.back)
+        for lease in said.longer:
+            group.extend(lease, now=now)
+        late = [lease for lease in group.expired(now) if self._fail(group, lease, now, None)]
+        buried += [_Dead(lease, "retries", "not settled within the ack timeout") for lease in late]
         if now >= self._until:
             held = [outlet.keep(self, group.leases) for outlet in self._outlets]
             self._until = min(held, default=_NEVER)
+        return settled, buried
 
-    def _note_rest(self, group: Group, now: float) -> None:
-        nacks, terms = list(self._nacks), list(self._terms)
-        back, longer = list(self._back), list(self._longer)
-        buried = [dead for dead in terms if group.hold(dead.lease, now=now)]
-        for lease, delay_s, reason in nacks:
-            if delay_s is None:
-                delay_s = backoff_s(group.options, lease.attempt, self._draw())
-            if group.fail(lease, now=now, delay_s=delay_s):
-                buried.append(_Dead(lease, "retries", reason))
-        group.give_back(back)
-        for delivery in longer:
-            group.extend(delivery.lease, now=now)
-        self._buried += buried
-        del self._nacks[: len(nacks)], self._terms[: len(terms)]
-        del self._back[: len(back)], self._longer[: len(longer)]
+    def _fail(self, group: Group, lease: Lease, now: float, delay_s: float | None) -> bool | None:
+        if delay_s is None:
+            delay_s = backoff_s(group.options, lease.attempt, self._draw())
+        return group.fail(lease, now=now, delay_s=delay_s)
 
-    def _step(self, group: Group) -> Taken:
+    def _take(self, group: Group, passed_over: int) -> Taken:
         if group is not self._group:  # read anew from its files: what the window held is not there
             self._group, self._more = group, True
-        passed_over = len(self._back)  # they come first again, and must not stand in the way
-        self._note(group)
         now, wall = self._clock.monotonic(), self._clock.now().timestamp()
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
@@ -480,25 +509,32 @@ class Pump:
                     outlet.put(self, record, lease)
                     return
             if self._is_wanted(record):
-                self._back.append(lease)
+                self._said.back.append(lease)
                 return
         # Compacted away or trimmed since it was read ahead, or filtered out: done with, now.
-        self._acks.append(lease)
+        self._said.acks.append(lease)
         self._told = True
 
     def _is_wanted(self, record: Record) -> bool:
-        return any(outlet.accepts(record.event) for outlet in self._outlets)
+        return not self._outlets or any(outlet.accepts(record.event) for outlet in self._outlets)
 
     async def _bury(self) -> None:
         """Write dead letters, and only then let their records be settled."""
         buried, self._buried = self._buried, []
-        letters: list[Event] = []
-        offsets: list[int] = []
+        try:
+            await self._write_letters(buried)
+        except BaseException:
+            self._buried = buried + self._buried
+            raise
+        self._said.acks += [dead.lease for dead in buried]
+        self._told = True
+
+    async def _write_letters(self, buried: list[_Dead]) -> None:
         at: datetime = self._clock.now()
         await self._stock.fetch(dead.lease.offset for dead in buried)
+        letters: list[Event] = []
         for dead in buried:
-            record = self._stock.records.pop(dead.lease.offset, None)
-            offsets.append(dead.lease.offset)
+            record = self._stock.records.get(dead.lease.offset)
             if record is not None and (dead.reason != "expired" or self._is_wanted(record)):
                 letters.append(
                     write_letter(
@@ -508,12 +544,9 @@ class Pump:
                 if self._hooks.dead is not None:
                     self._hooks.dead(self.key, record, dead.reason, dead.error)
         if letters:
-            try:
-                await self._store.append(dead_topic(self.key.topic), letters)
-            except TrunklineError:
-                self._buried = buried + self._buried
-                raise
-        self._written += offsets
+            await self._store.append(dead_topic(self.key.topic), letters)
+        for dead in buried:
+            self._stock.records.pop(dead.lease.offset, None)
 
 
 def _skip_to(group: Group, offset: int) -> None:

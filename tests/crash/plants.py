@@ -101,8 +101,8 @@ def settled_before_dead_letter() -> None:
     bury = Pump._bury
 
     async def hasty(self: Pump) -> None:
-        self._written += [dead.lease.offset for dead in self._buried]
-        await self._store.update(self.key, self._note)
+        self._said.acks += [dead.lease for dead in self._buried]
+        await self._update(take=False)
         await bury(self)
 
     _plant(Pump, "_bury", hasty)

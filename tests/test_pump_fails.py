@@ -1,0 +1,106 @@
+"""The pump when something fails halfway: nothing that was said or taken is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trunkline.buses.local import LocalBus
+from trunkline.errors import StorageFull
+from trunkline.event import Event, Receipt
+from trunkline.group import Group
+from trunkline.log.journal import GroupFile
+from trunkline.store import GroupKey
+from trunkline.stores.file import FileStore
+from trunkline.stores.memory import MemoryStore
+from trunkline.testing import ManualClock
+
+KEY = GroupKey("orders", 0, "billing")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+class Slow(MemoryStore):
+    """Letters wait until they may be written, or fail."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.may_write = asyncio.Event()
+        self.may_write.set()
+        self.fails = 0
+
+    async def append(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
+        if topic.endswith(".DLQ"):
+            await self.may_write.wait()
+            self.fails -= 1
+            if self.fails >= 0:
+                raise StorageFull("no room")
+        return await super().append(topic, events)
+
+
+async def soon(stream: Any) -> Any:
+    return await asyncio.wait_for(anext(stream), 10)
+
+
+async def test_an_ack_that_could_not_be_written_is_written_later(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled: list[int] = []
+    append = GroupFile._append
+    full = False
+
+    def refuse(self: GroupFile, *args: Any) -> None:
+        if full:
+            raise StorageFull("no room", path="")
+        append(self, *args)
+
+    monkeypatch.setattr(GroupFile, "_append", refuse)
+    async with LocalBus(FileStore(str(tmp_path), clock=clock), clock=clock) as bus:
+        await bus.publish("orders", 1)
+        async with bus.subscribe("orders", group="billing") as stream:
+            delivery = await soon(stream)
+            full = True
+            await delivery.ack()
+            await asyncio.sleep(0.02)
+            full = False
+            await clock.run(1.0)
+            settled.append(await bus.store.update(KEY, lambda group: group.floor))
+    assert settled == [1]
+
+
+async def test_what_expired_is_a_letter_also_when_its_subscriber_left(clock: ManualClock) -> None:
+    store = Slow(clock)
+    async with LocalBus(store, clock=clock) as bus:
+        await bus.define("orders", ttl_policy="dlq")
+        await bus.publish("orders", 1, ttl_s=1.0)
+        clock.advance(2)
+        store.fails = 1
+        async with bus.subscribe("orders", group="billing") as stream:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.05)
+        letters = [letter async for letter in bus.dead_letters("orders").letters()]
+    assert [letter.reason for letter in letters] == ["expired"]
+
+
+async def test_a_letter_from_before_a_seek_settles_nothing(clock: ManualClock) -> None:
+    store = Slow(clock)
+    async with LocalBus(store, clock=clock) as bus:
+        await bus.publish("orders", 1)
+        async with bus.subscribe("orders", group="billing") as stream:
+            store.may_write.clear()
+            await (await soon(stream)).term("no")
+            await clock.settle()
+            await store.update(KEY, lambda group: group.seek(0))
+            async with bus.subscribe("orders", group="billing"):
+                pass  # when it leaves the group is told, and its era is seen
+            store.may_write.set()
+            assert (await soon(stream)).event.payload == 1
+            assert not await store.update(KEY, lambda group: Group.is_settled(group, 1))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trunkline.buses.local import LocalBus
-from trunkline.errors import StorageFull
+from trunkline.errors import InvalidFilter, StorageFull
 from trunkline.event import Event, Receipt
 from trunkline.group import Group
 from trunkline.log.journal import GroupFile
@@ -74,6 +74,22 @@ async def test_an_ack_that_could_not_be_written_is_written_later(
             await clock.run(1.0)
             settled.append(await bus.store.update(KEY, lambda group: group.floor))
     assert settled == [1]
+
+
+async def test_who_comes_after_a_filter_failed_is_served(clock: ManualClock) -> None:
+    async with LocalBus(MemoryStore(clock=clock), clock=clock) as bus:
+        await bus.publish_many("orders", [1, 0, 2])
+
+        def fussy(event: Event) -> bool:
+            return bool(1 / event.payload)
+
+        async with bus.subscribe("orders", group="billing", where=fussy) as stream:
+            await (await soon(stream)).ack()
+            with pytest.raises(InvalidFilter):
+                await soon(stream)
+            async with bus.subscribe("orders", group="billing") as later:
+                got = [await soon(later), await soon(later)]
+    assert [(delivery.event.payload, delivery.attempt) for delivery in got] == [(0, 1), (2, 1)]
 
 
 async def test_what_expired_is_a_letter_also_when_its_subscriber_left(clock: ManualClock) -> None:

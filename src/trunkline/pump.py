@@ -9,6 +9,7 @@ Whatever happened while a round ran is done together in the next: that is where 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import deque
@@ -136,7 +137,7 @@ class Pump:
         if outlet not in self._outlets:
             self._outlets.append(outlet)
         self.wake()
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._store.bell.listen(self._rung, self.key.topic)
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name=f"pump {self.key.topic}/{self.key.partition} {self.key.group}"
@@ -260,14 +261,21 @@ class Pump:
                 await self._clock.sleep(_RETRY_S)
                 continue
             except Exception as error:  # noqa: BLE001 -- who waits for records must hear of it
-                for outlet in self._outlets:
-                    outlet.fail(error)
+                await self._give_up(error)
                 return
             self._count_stock()
             if again:
                 await asyncio.sleep(0)
             else:
                 await self._sleep()
+
+    async def _give_up(self, error: Exception) -> None:
+        """Tell the subscribers, and keep none: who comes later has a new try."""
+        with contextlib.suppress(Exception):
+            await self._update(take=False)
+        outlets, self._outlets = self._outlets, deque()
+        for outlet in outlets:
+            outlet.fail(error)
 
     async def _sleep(self) -> None:
         """Until woken, or until the group has something due."""

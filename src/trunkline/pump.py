@@ -321,15 +321,15 @@ class Pump:
         dead = [_Dead(lease, "retries", silent) for lease in taken.dead]
         dead += [_Dead(lease, "expired", "its time to live ran out") for lease in taken.expired]
         self._buried += dead
-        waiting = taken.leases[::-1]
+        handed_out = 0
         try:
-            await self._stock.fetch(lease.offset for lease in waiting)
-            while waiting:
-                lease = waiting[-1]
-                self._hand_out(lease, self._stock.records.pop(lease.offset, None))
-                waiting.pop()
+            await self._stock.fetch(lease.offset for lease in taken.leases)
+            records = self._stock.records
+            for lease in taken.leases:
+                self._hand_out(lease, records.pop(lease.offset, None))
+                handed_out += 1
         except BaseException:
-            self._said.back += waiting
+            self._said.back += taken.leases[handed_out:]
             raise
         if self._buried:
             await self._bury()
@@ -468,7 +468,8 @@ class Pump:
             if ahead.start == group.read_to:  # else it was read for an older state: read again
                 _skip_to(group, ahead.first)
                 for record in ahead.records:
-                    _skip_to(group, record.offset)
+                    if record.offset != group.read_to:
+                        _skip_to(group, record.offset)
                     self._offer(group, record, now)
         for offset in group.strays():
             stray = self._stock.records.get(offset)

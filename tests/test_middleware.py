@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from opentelemetry import propagate, trace
+from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+)
 from prometheus_client import CollectorRegistry
 
 from trunkline.bus import Delivery
@@ -91,6 +101,15 @@ def seen(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
+def linked(span: ReadableSpan) -> list[str]:
+    return [told(link.context) for link in span.links]
+
+
+def told(context: SpanContext | None) -> str:
+    assert context is not None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
 async def test_a_span_of_handling_is_a_child_of_the_span_of_publishing() -> None:
     spans = Spans()
     clock = ManualClock()
@@ -108,10 +127,8 @@ async def test_a_span_of_handling_is_a_child_of_the_span_of_publishing() -> None
     assert sent.context is not None
     assert handled.parent is not None
     assert handled.parent.span_id == sent.context.span_id
-    assert record.event.trace == (
-        f"00-{sent.context.trace_id:032x}-{sent.context.span_id:016x}"
-        f"-{sent.context.trace_flags:02x}"
-    )
+    assert linked(handled) == [record.event.trace]
+    assert record.event.trace == told(sent.context)
     assert seen(sent) == {
         "messaging.system": "trunkline",
         "messaging.operation.name": "publish",
@@ -155,9 +172,66 @@ async def test_a_trace_goes_on_from_where_the_producer_was() -> None:
     assert seen(batch)["messaging.batch.message_count"] == 2
     assert single.parent is not None
     assert f"{single.parent.span_id:016x}" == "00f067aa0ba902b7"
-    assert (records[2].event.trace or "")[:36] == theirs[:36]
-    assert records[2].event.trace != theirs
+    assert (single.kind, linked(single)) == (SpanKind.CLIENT, [theirs])
+    assert records[2].event.trace == theirs
     assert records[3].event.trace == "trace-123"
+
+
+async def test_every_event_of_a_batch_keeps_the_trace_it_came_with() -> None:
+    spans = Spans()
+    traces = [f"00-{'a' * 32}-{n:016x}-01" for n in (1, 2)]
+    async with make_bus(Tracing(spans.provider)) as bus:
+        with spans.tracer.start_as_current_span("relay"):
+            events = [Event(topic="orders", trace=trace) for trace in (*traces, None)]
+            await bus.publish_many("orders", events)
+        records = await bus.read("orders")
+
+    (sent,) = spans.named("publish orders")
+    assert (sent.kind, linked(sent)) == (SpanKind.PRODUCER, traces)
+    assert [record.event.trace for record in records[:2]] == traces
+    assert records[2].event.trace == told(sent.context)
+
+
+async def test_a_handler_inside_of_another_span_links_to_it() -> None:
+    spans = Spans()
+    async with make_bus(Tracing(spans.provider)) as bus:
+        await bus.publish("orders", 1)
+        with spans.tracer.start_as_current_span("service"):
+            bus.on("orders", group="billing")(lambda event: None)
+            await bus.drain()
+        (record,) = await bus.read("orders")
+
+    (handled,) = spans.named("process orders")
+    (service,) = spans.named("service")
+    assert linked(handled) == [record.event.trace, told(service.context)]
+
+
+@pytest.fixture
+def other_headers() -> Iterator[None]:
+    """A process that speaks of traces by other headers than those of W3C, B3 say."""
+    before = propagate.get_global_textmap()
+    propagate.set_global_textmap(CompositePropagator([]))
+    yield
+    propagate.set_global_textmap(before)
+
+
+@pytest.mark.usefixtures("other_headers")
+async def test_what_vendors_add_to_a_trace_reaches_the_handler() -> None:
+    spans = Spans()
+    found: list[Any] = []
+    remote = SpanContext(1, 2, True, TraceFlags(1), TraceState([("vendor", "x")]))
+    async with make_bus(Tracing(spans.provider)) as bus:
+        with trace.use_span(NonRecordingSpan(remote)):
+            await bus.publish("orders", 1)
+
+        @bus.on("orders", group="billing")
+        async def bill(event: Event) -> None:
+            found.append(trace.get_current_span().get_span_context())
+
+        await bus.drain()
+        (record,) = await bus.read("orders")
+    assert record.event.headers == {"tracestate": "vendor=x"}
+    assert [(one.trace_id, one.trace_state.to_header()) for one in found] == [(1, "vendor=x")]
 
 
 async def test_a_failure_shows_in_its_span_and_a_signal_does_not() -> None:

@@ -1,8 +1,10 @@
 """Spans for publishing and handling, by OpenTelemetry's conventions for messaging.
 
-A published event carries the span's ``traceparent`` in ``trace``; the span of its handling is a
-child of that one, in whatever process it happens. The tags ``topic``, ``space_id``, ``size_bytes``
-and ``topic``, ``group``, ``offset``, ``retries``, ``lat_ms`` stand beside the conventional ones.
+A published event carries the span's ``traceparent`` in ``trace``, and ``tracestate`` as a header;
+the span of its handling is a child of that one and links to it, in whatever process it happens. An
+event that comes with a trace of its own keeps it, and the span of publishing links to that one. The
+tags ``topic``, ``space_id``, ``size_bytes`` and ``topic``, ``group``, ``offset``, ``retries``,
+``lat_ms`` stand beside the conventional ones.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import re
 from typing import Any
 
 import msgspec
-from opentelemetry import propagate, trace
-from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from trunkline.bus import Delivery
 from trunkline.clock import Clock, SystemClock
@@ -21,6 +25,9 @@ from trunkline.event import Event, Receipt
 from trunkline.middleware import HandleNext, PublishNext
 
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_STATE = "tracestate"
+_STATE_MAX = 512  # longer ones need not be passed on
+_w3c = TraceContextTextMapPropagator()  # what ``trace`` holds, whatever else a process speaks
 
 
 class Tracing:
@@ -42,9 +49,11 @@ class Tracing:
     async def publish(self, events: list[Event], call_next: PublishNext) -> list[Receipt]:
         first = events[0]
         name = self._publish_name.format(topic=first.topic)
-        inside = trace.get_current_span().get_span_context().is_valid
-        context = None if inside else _context(first)
-        with self._tracer.start_as_current_span(name, context, SpanKind.PRODUCER) as span:
+        brought = [(event.id, context) for event in events if (context := _context(event))]
+        parent = None if _is_inside() else _context(first)
+        kind = SpanKind.CLIENT if len(brought) == len(events) else SpanKind.PRODUCER
+        links = [_link(context, {"messaging.message.id": id}) for id, context in brought]
+        with self._tracer.start_as_current_span(name, parent, kind, links=links) as span:
             if span.is_recording():
                 span.set_attributes(_common(first, "publish", "send"))
                 if first.space is not None:
@@ -54,15 +63,19 @@ class Tracing:
                 if len(events) > 1:
                     span.set_attribute("messaging.batch.message_count", len(events))
             carrier: dict[str, str] = {}
-            propagate.inject(carrier)
+            _w3c.inject(carrier)
             return await call_next([_carrying(event, carrier) for event in events])
 
     async def handle(self, delivery: Delivery, call_next: HandleNext) -> Any:
         event = delivery.event
         name = self._handle_name.format(topic=event.topic)
         quiet: Any = {"record_exception": False, "set_status_on_exception": False}
+        made = _context(event)
+        links = [] if made is None else [_link(made)]
+        if made is not None and _is_inside():
+            links.append(Link(trace.get_current_span().get_span_context()))
         with self._tracer.start_as_current_span(
-            name, _context(event), SpanKind.CONSUMER, **quiet
+            name, made, SpanKind.CONSUMER, links=links, **quiet
         ) as span:
             span.set_attributes(_common(event, "process", "process"))
             span.set_attributes(_place(delivery))
@@ -102,16 +115,29 @@ def _place(delivery: Delivery) -> dict[str, str | int]:
     }
 
 
-def _context(event: Event) -> Any:
+def _is_inside() -> bool:
+    return trace.get_current_span().get_span_context().is_valid
+
+
+def _context(event: Event) -> Context | None:
     """The context an event came with, if it came with one."""
     if event.trace is None or not _TRACEPARENT.fullmatch(event.trace):
         return None
-    return propagate.extract({"traceparent": event.trace})
+    state = event.headers.get(_STATE, "")
+    found = _w3c.extract({"traceparent": event.trace, _STATE: state}, Context())
+    return found if trace.get_current_span(found).get_span_context().is_valid else None
+
+
+def _link(context: Context, about: dict[str, str] | None = None) -> Link:
+    return Link(trace.get_current_span(context).get_span_context(), about)
 
 
 def _carrying(event: Event, carrier: dict[str, str]) -> Event:
-    """An id of another make in ``trace`` is its sender's and stays."""
-    parent = carrier.get("traceparent")
-    if parent is None or (event.trace is not None and not _TRACEPARENT.fullmatch(event.trace)):
+    """A trace that is there, of whatever make, is its sender's and stays."""
+    if event.trace is not None or "traceparent" not in carrier:
         return event
-    return msgspec.structs.replace(event, trace=parent)
+    state = carrier.get(_STATE, "")
+    headers = event.headers
+    if 0 < len(state) <= _STATE_MAX:
+        headers = {**headers, _STATE: state}
+    return msgspec.structs.replace(event, trace=carrier["traceparent"], headers=headers)

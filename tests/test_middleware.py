@@ -170,6 +170,7 @@ async def test_a_trace_goes_on_from_where_the_producer_was() -> None:
     assert batch.parent is not None
     assert batch.parent.span_id == request.get_span_context().span_id
     assert seen(batch)["messaging.batch.message_count"] == 2
+    assert not any(name.startswith("messaging.message.") for name in seen(batch))  # of one message
     assert single.parent is not None
     assert f"{single.parent.span_id:016x}" == "00f067aa0ba902b7"
     assert (single.kind, linked(single)) == (SpanKind.CLIENT, [theirs])
@@ -257,7 +258,9 @@ async def test_a_failure_shows_in_its_span_and_a_signal_does_not() -> None:
     assert (seen(failed)["retries"], seen(rejected)["retries"]) == (0, 1)
     assert [event.name for event in failed.events] == ["exception"]
     assert [event.name for event in rejected.events] == ["Reject"]
-    assert spans.named("publish orders")[-1].status.status_code is StatusCode.ERROR
+    refused = spans.named("publish orders")[-1]
+    assert refused.status.status_code is StatusCode.ERROR
+    assert seen(refused)["error.type"] == "InvalidEvent"
 
 
 # -- metrics -----------------------------------------------------------------------------------

@@ -59,12 +59,19 @@ class Tracing:
                 if first.space is not None:
                     span.set_attribute("space_id", first.space)
                 size = sum(len(msgspec.json.encode(event.payload)) for event in events)
-                span.set_attributes({"size_bytes": size, "messaging.message.body.size": size})
+                span.set_attribute("size_bytes", size)
                 if len(events) > 1:
                     span.set_attribute("messaging.batch.message_count", len(events))
+                else:
+                    span.set_attribute("messaging.message.id", first.id)
+                    span.set_attribute("messaging.message.body.size", size)
             carrier: dict[str, str] = {}
             _w3c.inject(carrier)
-            return await call_next([_carrying(event, carrier) for event in events])
+            try:
+                return await call_next([_carrying(event, carrier) for event in events])
+            except Exception as error:
+                span.set_attribute("error.type", type(error).__qualname__)
+                raise
 
     async def handle(self, delivery: Delivery, call_next: HandleNext) -> Any:
         event = delivery.event
@@ -100,13 +107,13 @@ def _common(event: Event, name: str, kind: str) -> dict[str, str]:
         "messaging.operation.name": name,
         "messaging.operation.type": kind,
         "messaging.destination.name": event.topic,
-        "messaging.message.id": event.id,
         "topic": event.topic,
     }
 
 
 def _place(delivery: Delivery) -> dict[str, str | int]:
     return {
+        "messaging.message.id": delivery.event.id,
         "messaging.consumer.group.name": delivery.group,
         "messaging.destination.partition.id": str(delivery.partition),
         "group": delivery.group,

@@ -281,6 +281,22 @@ class TestEvents:
             "datacontenttype": "application/json",
         }
 
+    @pytest.mark.parametrize(
+        ("actor", "source"),
+        [
+            ("my agent ü, 100%", "my%20agent%20%C3%BC,%20100%25"),
+            ("urn:a:b?c=%20#d", "urn:a:b?c=%20#d"),
+            ("", "/topics/t"),
+        ],
+    )
+    async def test_what_comes_out_is_a_cloudevent_whatever_went_in(
+        self, http: httpx.AsyncClient, actor: str, source: str
+    ) -> None:
+        await publish(http, "t", 1, key="", headers={"agent_id": actor, "subject": "", "type": ""})
+        found = (await http.get("/topics/t/events/0/1?form=cloudevent")).json()
+        assert (found["source"], found["type"]) == (source, "t")
+        assert not {"subject", "partitionkey"} & found.keys()  # which must not be empty
+
     async def test_what_expires_needs_no_time(self, http: httpx.AsyncClient) -> None:
         sent = {**CLOUDEVENT, "expirytime": "2126-01-02T03:05:05+00:00"}
         kind = {"content-type": "application/cloudevents+json"}

@@ -55,7 +55,7 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
     found: dict[str, Any] = {
         "specversion": "1.0",
         "id": event.id,
-        "source": event.actor or f"/topics/{event.topic}",
+        "source": _uri(event.actor or f"/topics/{event.topic}"),
         "type": event.type or event.topic,
         "time": event.ts.isoformat(),
         "topic": event.topic,
@@ -64,7 +64,7 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
     }
     for name, field in _TEXT.items():
         value = getattr(event, field)
-        if value is not None and name not in found and (field, value) not in _DEFAULTS:
+        if value and name not in found and (field, value) not in _DEFAULTS:
             found[name] = value
     if event.ttl_s is not None:
         found["expirytime"] = _later(event.ts, event.ttl_s)
@@ -92,6 +92,14 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
 
 _Zoned = Annotated[datetime, Meta(tz=True)]
 _DEFAULTS: Final = frozenset({("priority", "normal"), ("band", "GREEN")})
+
+
+_LONE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+def _uri(text: str) -> str:
+    """An actor may be any text, a source is a URI reference; what is one stays as it is."""
+    return _LONE.sub("%25", quote(text, safe="%:/?#@!$&'()*+,;=~"))
 
 
 def _later(ts: datetime, ttl_s: float) -> str:

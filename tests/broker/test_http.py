@@ -322,6 +322,7 @@ class TestEvents:
         [
             ("text/plain; charset=utf-8", "ü".encode(), {"data": "ü"}),
             ("text/plain; charset=iso-8859-1", b"\xfc", {"data_base64": "/A=="}),
+            ("text/plain", b"\xfc", {"data_base64": "/A=="}),
             ("application/json; charset=utf-8", b'"a"', {"data": "a"}),
             ('multipart/mixed; boundary="a b"', b"--a b", {"data_base64": "LS1hIGI="}),
             ("text/plain", b"", {}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -263,10 +264,8 @@ def from_binary(headers: Iterable[tuple[str, str]], body: bytes, topic: str) -> 
         return _event(found, topic, decode_payload(body))
     charset = _CHARSET.search(content)
     if kind.startswith("text/") and (charset is None or charset[1].lower() in _UNICODE):
-        try:
+        with contextlib.suppress(UnicodeDecodeError):
             return _event(found, topic, body.decode())
-        except UnicodeDecodeError as error:
-            raise InvalidEvent(f"the body is not UTF-8: {error}") from error
     return _event(found, topic, base64.b64encode(body).decode(), {_BASE64: "1"})
 
 

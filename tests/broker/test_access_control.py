@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,24 @@ async def test_rights_that_are_revoked_reach_open_connections(broker: Broker) ->
         await rights.revoke(token.id)
         assert (await one.hear("ERROR"))["code"] == "unauthenticated"
         await asyncio.wait_for(one.socket.wait_closed(), 10)
+
+
+async def test_rights_are_looked_at_again_after_a_failure(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = broker.hub
+    failed = asyncio.Event()
+
+    async def fail() -> None:
+        failed.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    text, token = await hub.rights.create("shortly", [EVERYTHING])
+    async with peer(broker.url, text) as one:
+        monkeypatch.setattr(hub.registry, "refresh", fail)
+        await asyncio.wait_for(failed.wait(), 10)
+        await hub.rights.revoke(token.id)
+        assert (await one.hear("ERROR"))["code"] == "unauthenticated"
 
 
 async def test_who_becomes_somebody_else_keeps_what_that_one_may_have(

@@ -108,16 +108,23 @@ class Hub:
                 async with asyncio.timeout(self.options.rights_s):
                     await self._changed.wait()
             self._changed.clear()
-            try:
-                await self.rights.refresh()
-                await self.registry.refresh()
-                self.rights.version += await self.configs.refresh()
-            except TrunklineError as error:
-                logger.warning("rights could not be read: %s", error)
-                continue
+            await self._refresh()
             self.sticky.review()
             for session in list(self.sessions):
                 session.review()
+
+    async def _refresh(self) -> None:
+        """Each for itself: one that cannot be read, whatever the reason, does not keep a revoked
+        token alive.
+        """
+        for what in (self.rights, self.registry, self.configs):
+            try:
+                changed = await what.refresh()
+            except Exception as error:  # noqa: BLE001 -- nobody else would look again
+                logger.warning("rights or schemas could not be read: %s", error)
+                continue
+            if changed and what is self.configs:
+                self.rights.version += 1
 
     def _heard(self, topic: str | None) -> None:
         if topic is not None:  # else it is no more than a reminder

@@ -267,6 +267,18 @@ class TestDelivery:
         assert (await broker.hub.bus.health())["groups"] == 0
         await one.subscribe("t", "g")
 
+    @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), LockTimeout("locked")])
+    async def test_a_subscription_that_fails_by_itself_is_told(
+        self, one: Peer, broker: Broker, error: Exception
+    ) -> None:
+        await one.subscribe("t", "g")
+        stream = next(iter(broker.hub.bus._pumps.subscriptions))
+        stream.fail(error)
+        said = await one.hear("ERROR")
+        code = "busy" if isinstance(error, LockTimeout) else "internal"
+        assert (said["code"], said["topic"], said["group"]) == (code, "t", "g")
+        assert (await one.subscribe("t", "g"))["type"] == "OK"
+
     async def test_latest_is_the_tail(self, one: Peer) -> None:
         await one.ask("PUBLISH", topic="t", payload="old")
         for group, start in (("a", {"kind": "latest"}), ("b", None)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from random import uniform
@@ -30,6 +31,8 @@ from trunkline.frames import (
 from trunkline.options import GroupOptions, make
 from trunkline.topics import is_pattern
 from trunkline.where import compile_where
+
+logger = logging.getLogger(__name__)
 
 _FRAMES_A_TURN = 64
 
@@ -197,6 +200,9 @@ class Subscriber:
                     await asyncio.sleep(0)  # others have their turn, too
         except TrunklineError as error:
             session.ended(self, error)
+        except Exception:  # whatever it is, nothing more will come, and the client is told
+            logger.exception("deliveries of %s ended", self.frame.topic)
+            session.ended(self, TrunklineError("internal error", code="internal"))
 
     async def _room(self, count: int) -> int:
         """How many of ``count`` may be sent now; waits until it is at least one."""

@@ -73,6 +73,7 @@ class Hub:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._keeper: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._unread: set[object] = set()  # what could not be read the last time
 
     async def start(self) -> None:
         await self.rights.refresh()
@@ -121,8 +122,11 @@ class Hub:
             try:
                 changed = await what.refresh()
             except Exception as error:  # noqa: BLE001 -- nobody else would look again
-                logger.warning("rights or schemas could not be read: %s", error)
+                if what not in self._unread:  # and not once for each time
+                    logger.warning("rights or schemas could not be read: %s", error)
+                self._unread.add(what)
                 continue
+            self._unread.discard(what)
             if changed and what is self.configs:
                 self.rights.version += 1
 

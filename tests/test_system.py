@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import trunkline
 from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
@@ -104,6 +106,28 @@ async def test_what_the_bus_does_not_take_is_counted() -> None:
     await bus.close()
     await system.close()
     assert counts.lost == 2  # on each of two topics
+
+
+async def test_an_error_of_the_system_does_not_end_what_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with trunkline.connect("memory:") as bus:
+        counts = Counts()
+        system = System(bus, counts, metrics_s=0.0, audit=1.0)
+        await system.start(dict)
+
+        async def fail(*_: Any) -> None:
+            raise OSError(24, "Too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(bus, "publish_many", fail)
+            system.audit("publish", offset=1)
+            async with asyncio.timeout(10):
+                while not counts.lost:
+                    await asyncio.sleep(0.01)
+        system.audit("publish", offset=2)
+        assert [row["offset"] for row in await rows(bus, AUDIT, 1)] == [2]
+        await system.close()
 
 
 async def test_a_share_of_decisions_is_told() -> None:

@@ -141,7 +141,7 @@ class System:
         self._wake.set()
 
     async def _measure(self, gauges: Callable[[], dict[str, float]]) -> None:
-        with contextlib.suppress(TrunklineError):  # who made it says how long it is kept
+        with contextlib.suppress(TrunklineError, OSError):  # who made it says how long it is kept
             if METRICS not in await self._bus.topics():
                 kept = {"retention_age_s": _METRICS_KEPT_S, "retain_unsettled": False}
                 await self._bus.define(METRICS, **kept)
@@ -177,7 +177,7 @@ class System:
     async def _keep(self, topic: str, events: list[Event]) -> None:
         try:
             await self._bus.publish_many(topic, events)
-        except TrunklineError as error:
+        except Exception as error:  # noqa: BLE001 -- what is told later is no less worth telling
             if isinstance(error, InvalidEvent) and len(events) > 1:
                 for event in events:  # one of them is bad: let the others not suffer from it
                     await self._keep(topic, [event])

@@ -239,6 +239,7 @@ def refer_to(schema: dict[str, Any], target: Any) -> dict[str, Any]:
         (NUMBER, {"enum": [True, False]}),
         ({"const": 1}, {"const": True}),
         ({"enum": [1]}, {"const": 1, "enum": [2]}),
+        ({"enum": [0, 1.0], "const": 1}, {"enum": [0, 1.0], "const": 1, "type": "boolean"}),
         (NAMED, {**NAMED, "properties": {"x1": {"type": "string"}}}),
         (SEALED, {**SEALED, "properties": {"a": {}}}),
         (MIRROR, refer_to(MIRROR, {"type": "number"})),
@@ -262,6 +263,7 @@ TREE: dict[str, Any] = {"properties": {"below": {"items": {"$ref": "#"}}}}
     [
         ({"enum": ["a"]}, {"type": "string", "enum": ["a", "b"]}),
         ({"const": 1}, {"type": "number"}),
+        ({"enum": [1, [2.0]]}, {"enum": [1.0, [2]]}),
         ({"type": ["string", "null"], "enum": ["a", 1]}, {"type": "string"}),
         (TREE, {"properties": {**TREE["properties"], "name": {}}}),
         ({**ORDER, "$id": "v1"}, {**ORDER, "$id": "v2", "title": "Order"}),

@@ -344,12 +344,23 @@ def _choices(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal as JSON, where 1 is not true. What is spelt differently counts as different."""
+    """Equal as JSON, where 1 is not true, and is 1.0."""
     return _spelt(one) == _spelt(other)
 
 
 def _spelt(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    return json.dumps(_whole(value), sort_keys=True)
+
+
+def _whole(value: Any) -> Any:
+    """With numbers that have no fraction written without one."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _whole(one) for name, one in value.items()}
+    return value
 
 
 def _broken(path: str, why: str) -> Conflict:

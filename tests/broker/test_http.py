@@ -803,7 +803,9 @@ class TestTheBroker:
         assert 'trunkline_topic_published_total{topic="t"} 1.0' in answer.text
         assert "events_storage_full 0.0" in answer.text
 
-    async def test_the_pages_describe_what_is_there(self, http: httpx.AsyncClient) -> None:
+    async def test_the_pages_describe_what_is_there(
+        self, http: httpx.AsyncClient, broker: Broker
+    ) -> None:
         page = (await http.get("/openapi.json")).json()
         assert page["openapi"] == "3.1.0"
         assert (page["security"], page["servers"]) == ([], [{"url": "/"}])
@@ -812,6 +814,8 @@ class TestTheBroker:
         assert {"/topics", "/topics/{topic}/events", "/stats"} <= page["paths"].keys()
         frames = (await http.get("/asyncapi.json")).json()
         assert frames["asyncapi"] == "3.0.0"
+        host = {"host": f"127.0.0.1:{broker.port}", "protocol": "ws"}
+        assert frames["servers"] == {"this": host}
         assert {"PUBLISH", "SUBSCRIBE", "MESSAGE", "ACK"} <= frames["components"]["messages"].keys()
 
     @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from urllib.parse import quote
 import msgspec
 
 from trunkline import __version__, frames
-from trunkline.broker.options import BrokerOptions
 from trunkline.schemas import Schema
 
 _ASKED = (
@@ -21,7 +20,8 @@ _ASKED = (
 _TOLD = (frames.Published, frames.Message, frames.Ok, frames.Failure, frames.Pong)
 
 
-def document(schemas: Iterable[Schema], options: BrokerOptions) -> dict[str, Any]:
+def document(schemas: Iterable[Schema], host: str, protocol: str) -> dict[str, Any]:
+    """``host`` is the name, with the port, that led the reader here."""
     found, parts = msgspec.json.schema_components(
         [*_ASKED, *_TOLD], ref_template="#/components/schemas/{name}", schema_hook=_hook
     )
@@ -44,12 +44,7 @@ def document(schemas: Iterable[Schema], options: BrokerOptions) -> dict[str, Any
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "Trunkline broker", "version": __version__},
-        "servers": {
-            "this": {
-                "host": f"{options.host}:{options.port}",
-                "protocol": "wss" if options.tls_cert else "ws",
-            }
-        },
+        "servers": {"this": {"host": host, "protocol": protocol}},
         "channels": channels,
         "operations": {
             "ask": _operation("receive", _ASKED),

@@ -23,7 +23,9 @@ async def show_openapi(ask: Ask) -> Response:
 async def show_asyncapi(ask: Ask) -> Response:
     registry = ask.hub.registry
     topics = [name for name in registry.topics() if ask.hub.allows(ask.who, "read", name)]
-    return reply(asyncapi.document(map(registry.current, topics), ask.hub.options))
+    host = ask.request.headers.get("host", "")
+    protocol = "wss" if ask.hub.options.tls_cert else "ws"
+    return reply(asyncapi.document(map(registry.current, topics), host, protocol))
 
 
 _FROM = parameter("from", "an offset, earliest, latest, or a time in ISO 8601")

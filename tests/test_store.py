@@ -32,7 +32,7 @@ async def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:
 
 
 def test_a_url_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
-    for url in ("file:", "carrier-pigeon:x", "", "orders"):
+    for url in ("file:", "file://bus", "file://host/bus", "carrier-pigeon:x", "", "orders"):
         with pytest.raises(InvalidOption):
             open_store(url)
     with pytest.raises(InvalidOption):

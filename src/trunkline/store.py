@@ -155,11 +155,12 @@ def open_store(url: str, **options: Any) -> Store:
 
         return MemoryStore(**options)
     if scheme == "file":
+        from trunkline.log.layout import folder_path
         from trunkline.stores.file import FileStore
 
         if not place:
             raise InvalidOption("file: needs a folder", value=url, hint="for example file:.bus")
         if "?" in place:
             raise InvalidOption(f"not a folder: {place}", hint="options are arguments of their own")
-        return FileStore(place.removeprefix("//") if place.startswith("///") else place, **options)
+        return FileStore(folder_path(place), **options)
     raise InvalidOption(f"no store for {scheme!r}", value=url, hint=_SCHEMES)

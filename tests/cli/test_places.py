@@ -137,7 +137,7 @@ def test_a_url_names_a_folder(url: str, path: str) -> None:
     assert bus_path(url) == path
 
 
-@pytest.mark.parametrize("url", ["memory:", "nats://x", "file:", ".bus", ""])
+@pytest.mark.parametrize("url", ["memory:", "nats://x", "file:", "file://bus", ".bus", ""])
 def test_other_urls_are_refused_with_a_hint(url: str) -> None:
     with pytest.raises(Invalid) as caught:
         bus_path(url)

@@ -69,6 +69,8 @@ def test_the_url_is_a_folder_wherever_it_is_read() -> None:
     for url in ("memory:", "nats://127.0.0.1", "ws://127.0.0.1:7070"):
         with pytest.raises(InvalidOption, match="a bus in a folder"):
             folder_of({"url": url})
+    with pytest.raises(InvalidOption, match="not a folder"):
+        folder_of({"url": "file://data/bus"})
     with pytest.raises(InvalidOption, match="'url' is missing"):
         folder_of({})
 

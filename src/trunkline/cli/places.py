@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 from trunkline.errors import InvalidOption, NotFound
 from trunkline.log.folder import Folder
+from trunkline.log.layout import folder_path
 from trunkline.log.reader import Bounds, PartitionReader
 from trunkline.options import StoreOptions
 from trunkline.topics import check_pattern, check_topic, is_dead, is_pattern, matches
@@ -49,7 +50,7 @@ def bus_path(url: str) -> str:
         )
     if scheme != "file" or not place:
         raise InvalidOption(f"not a bus in a folder: {url!r}", hint="for example --url file:.bus")
-    return place.removeprefix("//") if place.startswith("///") else place
+    return folder_path(place)
 
 
 def open_folder(args: argparse.Namespace, *, create: bool = False) -> Folder:

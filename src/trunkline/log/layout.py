@@ -16,13 +16,23 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from trunkline.errors import InvalidName
+from trunkline.errors import InvalidName, InvalidOption
 from trunkline.options import PARTITIONS_MAX
 from trunkline.topics import DEAD_SUFFIX, check_topic, is_dead
 
 _STEM_MAX = 230
 _SEGMENT = re.compile(r"(?P<stem>.+)\.(?P<number>\d{8})\.jsonl(?P<zst>\.zst)?")
 _DEAD_FIRST = re.compile(r"(?P<stem>.+\.dlq)\.jsonl(?P<zst>\.zst)?")
+
+
+def folder_path(place: str) -> str:
+    """The folder that stands behind ``file:``. Two slashes name a host, as in any URL: a folder of
+    that name at the root is what nobody means.
+    """
+    if place.startswith("//") and not place.startswith("///"):
+        hint = f"file:{place[2:]}, or file:/// and the whole path"
+        raise InvalidOption(f"not a folder: file:{place}", value=place, hint=hint)
+    return place.removeprefix("//")
 
 
 def log_stem(topic: str, partition: int) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 import msgspec
 
 from trunkline.errors import InvalidOption, NotFound
+from trunkline.log.layout import folder_path
 from trunkline.spark.extents import Catalog as FolderCatalog
 from trunkline.spark.remote import RemoteCatalog, is_remote
 from trunkline.spark.scan import BadRecords, OffsetRange, lost
@@ -90,7 +91,7 @@ def folder_of(options: Mapping[str, str]) -> str:
             f"Spark reads a bus in a folder, or a broker, not {url!r}",
             hint="for example file:.bus, or http://127.0.0.1:7070 to read",
         )
-    return os.path.abspath(place.removeprefix("//") if place.startswith("///") else place)
+    return os.path.abspath(folder_path(place))
 
 
 def open_catalog(choice: Selection) -> Catalog:

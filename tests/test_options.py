@@ -50,6 +50,15 @@ def test_an_unknown_option_is_refused_with_the_known_ones(kind: type[Options]) -
     assert kind.__struct_fields__[0] in caught.value.hint
 
 
+def test_an_option_with_choices_names_them() -> None:
+    wrong: dict[str, Any] = {"max_retries": 1, "ordering": "x"}
+    with pytest.raises(InvalidOption) as made:
+        make(GroupOptions, wrong)
+    with pytest.raises(InvalidOption) as typed:
+        GroupOptions(**wrong)
+    assert made.value.hint == typed.value.hint == "ordering is one of key, partition, none"
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [

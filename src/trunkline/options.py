@@ -6,7 +6,7 @@ What belongs to a topic or a group is stored with it; a conflicting redefinition
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -36,7 +36,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 found = msgspec.convert(value, kind)
             except msgspec.ValidationError as error:
                 raise InvalidOption(
-                    f"{name}={value!r}: {reason(error)}", name=name, value=value
+                    f"{name}={value!r}: {reason(error)}",
+                    hint=_choices(type(self), {name: value}),
+                    name=name,
+                    value=value,
                 ) from None
             if isinstance(found, float) and found > LONGEST_S:
                 said = f"{name}={value!r}: it must be a number <= {LONGEST_S:g}"
@@ -48,6 +51,15 @@ def _kinds(cls: type[Options]) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
+def _choices(cls: type[Options], values: Any) -> str:
+    """What may stand in place of a value that is none of its option's choices."""
+    for name, value in values.items() if isinstance(values, dict) else ():
+        choices = _kinds(cls).get(name)
+        if get_origin(choices) is Literal and value not in get_args(choices):
+            return f"{name} is one of {', '.join(get_args(choices))}"
+    return ""
+
+
 T = TypeVar("T", bound=Options)
 
 
@@ -56,10 +68,8 @@ def make(cls: type[T], values: dict[str, Any]) -> T:
     try:
         return msgspec.convert(values, cls)
     except msgspec.ValidationError as error:
-        known = ", ".join(cls.__struct_fields__)
-        raise InvalidOption(
-            f"{cls.__name__}: {reason(error)}", hint=f"known options: {known}"
-        ) from error
+        hint = _choices(cls, values) or f"known options: {', '.join(cls.__struct_fields__)}"
+        raise InvalidOption(f"{cls.__name__}: {reason(error)}", hint=hint) from error
 
 
 def changed(options: Options) -> dict[str, Any]:

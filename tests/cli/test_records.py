@@ -279,12 +279,21 @@ def test_grep_takes_a_condition_a_range_and_a_count(run: Run) -> None:
     assert said == "trunkline: something is missing behind this, at character 15 near 'and'\n"
 
 
+def test_get_says_that_a_record_was_compacted_away(run: Run) -> None:
+    run("pub", "t", "--key", "k", stdin=lines(3))
+    run("topic", "compact", "t", "--all", "--yes")
+
+    done = run("get", "t", "1")
+    assert (done.code, "has no record 1 (compaction removed it, or" in done.err) == (3, True)
+
+
 def test_get_tells_apart_what_is_gone_and_what_never_was(run: Run) -> None:
     run("pub", "t", stdin=lines(5))
     run("topic", "purge", "t", "--before", "3", "--yes")
 
     assert "begins at offset 3" in run("get", "t", "1").err
     assert "has no record 9 (it holds 3 to 5)" in run("get", "t", "9").err
+    assert "has no record -9 (it holds 3 to 5)" in run("get", "t", "-9").err
     assert [run("get", "t", place).code for place in ("1", "3", "6", "end")] == [3, 0, 3, 3]
     assert run("get", "nope", "1").code == 3
     assert run("get", "t", "1", "-p", "7").code == 3

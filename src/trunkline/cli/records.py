@@ -398,13 +398,13 @@ def _one(folder: Folder, topic: str, partition: int, point: Point) -> Record:
     offset = point.resolve(reader)
     first, end = reader.bounds()
     if point.base == "end" and point.n > end - first:
-        offset = end - point.n  # not the first in its place, as in a range
+        offset = -point.n  # not the first in its place, as in a range
         found = []
     else:
         found = reader.read(offset, 1)
     if not found or (point.base == "offset" and found[0].offset != offset):
-        raise NotFound(
-            f"{topic}/{partition} has no record {offset}",
-            hint=f"it holds {first} to {end - 1}" if first < end else "it is empty",
-        )
+        hint = f"it holds {first} to {end - 1}" if first < end else "it is empty"
+        if first <= offset < end:
+            hint = "compaction removed it, or it was lost and the rest salvaged"
+        raise NotFound(f"{topic}/{partition} has no record {offset}", hint=hint)
     return found[0]

@@ -239,6 +239,9 @@ def test_a_policy_that_cannot_be_is_refused(run: Run, words: str, code: int, sai
 def test_a_group_that_is_not_there_is_not_edited(run: Run) -> None:
     done = run("group", "edit", "t", "nobody", "--max-retries", "1")
     assert (done.code, "there is no group nobody on t" in done.err) == (3, True)
+    take(run, 1)
+    done = run("group", "pause", "t", "g", "-p", "4")
+    assert (done.code, "group g on t has no partition 4" in done.err) == (3, True)
 
 
 async def test_an_edit_beside_running_members_counts_for_them(run: Run, home: Path) -> None:

@@ -112,15 +112,14 @@ def _picked(folder: Folder, args: argparse.Namespace) -> list[GroupKey]:
     check_pattern(args.topic)
     check_group(args.group)
     keys = [
-        key
-        for key in folder.groups()
-        if key.group == args.group
-        and matches(args.topic, key.topic)
-        and args.partition in (None, key.partition)
+        key for key in folder.groups() if key.group == args.group and matches(args.topic, key.topic)
     ]
     if not keys:
         raise NotFound(f"there is no group {args.group} on {args.topic}", hint="trunkline group ls")
-    return keys
+    picked = [key for key in keys if args.partition in (None, key.partition)]
+    if not picked:
+        raise NotFound(f"group {args.group} on {args.topic} has no partition {args.partition}")
+    return picked
 
 
 def run_info(args: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ def test_each_option_of_a_topic_is_a_flag_with_its_default_and_a_meaning(run: Ru
     for field in msgspec.structs.fields(TopicOptions):
         assert f"--{field.name.replace('_', '-')}" in shown
     assert "at least 1, at most 1024 (default: 1)" in shown
-    assert "(default: 67108864)" in shown
+    assert "at least 1048576, at most 104857600 (default: 67108864)" in shown
 
 
 def test_create_stores_what_was_asked_for_and_nothing_else(run: Run, home: Path) -> None:
@@ -94,6 +94,8 @@ def test_edit_changes_one_option_and_keeps_the_others(run: Run) -> None:
     assert (second["retention_bytes"], second["retention_records"]) == (None, None)
     assert run("topic", "edit", "t").code == 4
     assert run("topic", "edit", "t", "--unset", "colour").code == 4
+    done = run("topic", "edit", "t", "--unset", "retention-age-s", "--retention-age-s", "3d")
+    assert (done.code, "--unset retention_age_s and a value for it" in done.err) == (4, True)
     assert run("topic", "edit", "nope", "--compact").code == 3
     assert run("topic", "edit", "t", "--partitions", "1").code == 1
 

@@ -78,8 +78,8 @@ def _kind(hint: Any) -> _Kind:
     if get_origin(hint) is Annotated:
         hint, *notes = get_args(hint)
         for note in notes:
-            bounds += f", at least {note.ge:g}" if getattr(note, "ge", None) else ""
-            bounds += f", at most {note.le:g}" if getattr(note, "le", None) else ""
+            bounds += f", at least {cell(note.ge)}" if getattr(note, "ge", None) else ""
+            bounds += f", at most {cell(note.le)}" if getattr(note, "le", None) else ""
     if get_origin(hint) is Literal:
         return _Kind(str, get_args(hint), bounds, optional)
     return _Kind(hint, (), bounds, optional)
@@ -146,6 +146,8 @@ def edited(args: argparse.Namespace, cls: type[T]) -> Callable[[T], T] | None:
         if name not in cls.__struct_fields__:
             known = ", ".join(cls.__struct_fields__)
             raise InvalidOption(f"--unset: there is no option {name}", hint=known)
+        if name in values:
+            raise InvalidOption(f"--unset {name} and a value for it", hint="give one of them")
     if not values and not names:
         return None
 

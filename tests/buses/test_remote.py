@@ -15,7 +15,8 @@ from trunkline.broker.session import Session
 from trunkline.buses.link import Link
 from trunkline.buses.local import LocalBus
 from trunkline.buses.remote import RemoteBus
-from trunkline.errors import Denied, InvalidEvent
+from trunkline.errors import Conflict, Denied, InvalidEvent
+from trunkline.options import GroupOptions
 from trunkline.store import open_store
 from trunkline.testing import BusContract, HandlerContract
 from trunkline.testing.clock import ManualClock
@@ -209,3 +210,18 @@ class TestTheWire:
             assert (health["ok"], health["connected"]) == (True, True)
             assert [record.event.payload for record in await bus.read("t")] == [1]
             assert list(await bus.topics()) == ["t"]
+
+    async def test_health_tells_of_a_handler_here_that_could_not_begin(
+        self, broker: Broker
+    ) -> None:
+        async with RemoteBus(broker.url) as bus:
+            async with bus.subscribe("t", group="g"):
+                pass
+            bus.on("t", group="g", policy=GroupOptions(max_retries=1))(print)
+            with pytest.raises(Conflict):
+                await bus.drain(10)
+            health = await bus.health()
+            assert (health["ok"], health["connected"]) == (False, True)
+            assert "group g on t" in health["failed"][0]
+            with pytest.raises(Conflict):
+                await bus.stop()

@@ -334,10 +334,14 @@ class BusBase(ABC):
         finally:
             await end()
 
+    def _failed(self) -> list[BaseException]:
+        """Why handler tasks ended."""
+        ended = (task for task in self._workers if task.done() and not task.cancelled())
+        return [only(task.exception()) for task in ended if task.exception() is not None]
+
     def _raise_failed(self) -> None:
-        for task in self._workers:
-            if task.done() and not task.cancelled() and task.exception() is not None:
-                raise only(task.exception())
+        for error in self._failed():
+            raise error
 
     # -- life ----------------------------------------------------------------------------------
 

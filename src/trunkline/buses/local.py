@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from trunkline.bus import Start
-from trunkline.buses.base import BusBase, OnPublish, check_start, only
+from trunkline.buses.base import BusBase, OnPublish, check_start
 from trunkline.buses.stream import LocalSubscription, Pumps
 from trunkline.clock import Clock, SystemClock
 from trunkline.dead import Desk, check_member
@@ -130,8 +130,7 @@ class LocalBus(BusBase):
         """What an operator wants to know at a glance."""
         folder = getattr(self.store, "folder", None)
         full = bool(folder and folder.is_full)
-        ended = [t for t in self._workers if t.done() and not t.cancelled()]
-        failed = [str(only(t.exception())) for t in ended if t.exception() is not None]
+        failed = [str(error) for error in self._failed()]
         return {
             "ok": not (self._closed or full or failed),
             "durability": self.store.features.durability,

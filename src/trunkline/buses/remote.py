@@ -217,11 +217,17 @@ class RemoteBus(BusBase):
         return RemoteDesk(self, check_topic(topic))
 
     async def health(self) -> dict[str, Any]:
-        """What an operator wants to know at a glance."""
+        """What an operator wants to know at a glance: of the broker, and of the handlers here."""
         if not self.link.is_up:
             return {"ok": False, "connected": False}
         found: dict[str, Any] = await self.link.call("health")
-        return {**found, "connected": True}
+        failed = [str(error) for error in self._failed()]
+        return {
+            **found,
+            "ok": found["ok"] and not failed,
+            "failed": found["failed"] + failed,
+            "connected": True,
+        }
 
     # -- as the link sees it -------------------------------------------------------------------
 

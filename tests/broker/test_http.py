@@ -96,6 +96,16 @@ class TestTopics:
         assert done.json()["code"].startswith("invalid")
         assert said in done.json()["message"]
 
+    async def test_what_the_broker_keeps_for_itself_is_denied_and_counted(
+        self, http: httpx.AsyncClient, one: Any
+    ) -> None:
+        url = "/topics/system.access/events"
+        assert (await http.post(url, json={"payload": 1})).status_code == 403
+        assert (await http.post("/topics", json={"topic": "system.access"})).status_code == 403
+        args = {"topic": "system.access", "options": {}}
+        assert (await one.ask("CALL", op="define", args=args))["code"] == "denied"
+        assert (await http.get("/stats")).json()["counters"]["denied"] == 3
+
     async def test_attempts_of_a_topic_are_those_of_its_new_groups(
         self, http: httpx.AsyncClient, one: Any
     ) -> None:

@@ -68,7 +68,7 @@ async def _topics(session: Session, _args: dict[str, Any]) -> Any:
 async def _define(session: Session, args: dict[str, Any]) -> Any:
     asked = _args(args, _Define)
     session.require("admin", check_topic(asked.topic))
-    session.hub.refuse_reserved(session.who, asked.topic)
+    session.hub.refuse_reserved(session.who, "admin", asked.topic)
     make(TopicOptions, asked.options)
     await session.hub.bus.define(asked.topic, **asked.options)
 

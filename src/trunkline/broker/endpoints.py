@@ -60,7 +60,7 @@ async def create_topic(ask: Ask) -> Response:
     asked: NewTopic = await ask.json(NewTopic)
     name = check_topic(asked.topic)
     ask.require("admin", name)
-    ask.hub.refuse_reserved(ask.who, name)
+    ask.hub.refuse_reserved(ask.who, "admin", name)
     bus = ask.hub.bus
     have = (await bus.topics()).get(name)
     values = changed(have) if have is not None else {}
@@ -105,7 +105,7 @@ async def get_topic(ask: Ask) -> Response:
 
 async def delete_topic(ask: Ask) -> Response:
     name = await _known(ask, "admin")
-    ask.hub.refuse_reserved(ask.who, name)
+    ask.hub.refuse_reserved(ask.who, "admin", name)
     await ask.hub.bus.store.define(name, None)
     await ask.hub.configs.set(Config(name))
     return Response(status_code=204)

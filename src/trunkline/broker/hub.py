@@ -171,7 +171,7 @@ class Hub:
     ) -> list[Receipt]:
         if not self.is_open:
             raise Closed("the broker is closing", hint="connect again")
-        self.refuse_reserved(who, topic)
+        self.refuse_reserved(who, "publish", topic)
         if self.rights.is_on or any(map(_headers, events)):
             events = [self._stamped(event, who) for event in events]
         self.registry.check(topic, events)
@@ -203,10 +203,11 @@ class Hub:
             self.denied(who, action, topic, group)
             raise Denied("access denied", actor=who.agent, action=action, topic=topic)
 
-    def refuse_reserved(self, who: Principal, topic: str) -> None:
+    def refuse_reserved(self, who: Principal, action: access.Action, topic: str) -> None:
         """What the broker keeps for itself is written by its own commands, whoever asks."""
         if topic in RESERVED:
-            raise Denied("access denied", actor=who.agent, topic=topic)
+            self.denied(who, action, topic)
+            raise Denied("access denied", actor=who.agent, action=action, topic=topic)
 
     async def _publish(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
         done = asyncio.get_running_loop().create_future()

@@ -96,6 +96,11 @@ class TestTopics:
         assert done.json()["code"].startswith("invalid")
         assert said in done.json()["message"]
 
+    async def test_a_body_that_is_not_there_is_told(self, http: httpx.AsyncClient) -> None:
+        for path in ("/topics", "/topics/t/groups/g/seek", "/topics/t/dlq/redrive"):
+            done = await http.post(path)
+            assert (done.status_code, "it is empty" in done.json()["message"]) == (400, True)
+
     async def test_what_the_broker_keeps_for_itself_is_denied_and_counted(
         self, http: httpx.AsyncClient, one: Any
     ) -> None:

@@ -128,7 +128,7 @@ def decoded(body: bytes, kind: Any, hint: str = "") -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeError, ValueError) as error:
-        said = f"the body is not what is expected: {reason(error)}"
+        said = f"the body is not what is expected: {reason(error) if body else 'it is empty'}"
         raise InvalidOption(said, hint=hint) from error
 
 

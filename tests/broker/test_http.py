@@ -101,6 +101,16 @@ class TestTopics:
             done = await http.post(path)
             assert (done.status_code, "it is empty" in done.json()["message"]) == (400, True)
 
+    async def test_letters_of_a_topic_that_is_not_there_are_not_found(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        await publish(http, "t", 1)
+        assert (await http.get("/topics/t/dlq")).json() == {"letters": []}
+        assert (await http.get("/topics/tt/dlq")).status_code == 404
+        for what in ("redrive", "drop"):
+            assert (await http.post(f"/topics/tt/dlq/{what}", json={})).status_code == 404
+            assert (await http.post(f"/topics/t/dlq/{what}", json={})).status_code == 200
+
     async def test_what_the_broker_keeps_for_itself_is_denied_and_counted(
         self, http: httpx.AsyncClient, one: Any
     ) -> None:

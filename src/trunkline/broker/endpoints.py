@@ -18,7 +18,7 @@ from trunkline.broker.configs import Config
 from trunkline.broker.http import Ask, decoded, reply
 from trunkline.broker.letters import page_of
 from trunkline.broker.places import begin_anew, mark, read_mark, read_places
-from trunkline.dead import keeps_books
+from trunkline.dead import Desk, keeps_books
 from trunkline.errors import (
     Invalid,
     InvalidEvent,
@@ -475,7 +475,7 @@ async def list_dead(ask: Ask) -> Response:
     name = check_topic(ask.path("topic"))
     ask.require("read", dead_topic(name))
     found, following = await page_of(
-        ask.hub.bus.dead_letters(name),
+        await _desk(ask, name),
         group=ask.query("group"),
         closed=ask.flag("closed"),
         start=ask.number("from", 0, 0, 2**62),
@@ -485,8 +485,7 @@ async def list_dead(ask: Ask) -> Response:
 
 
 async def redrive(ask: Ask) -> Response:
-    name, asked = await _choice(ask)
-    desk = ask.hub.bus.dead_letters(name)
+    desk, asked = await _choice(ask)
     done = [
         {"offset": one.letter.offset, "origin": one.letter.origin, "refused": one.refused or None}
         async for one in desk.redrive(
@@ -501,8 +500,7 @@ async def redrive(ask: Ask) -> Response:
 
 
 async def drop_dead(ask: Ask) -> Response:
-    name, asked = await _choice(ask)
-    desk = ask.hub.bus.dead_letters(name)
+    desk, asked = await _choice(ask)
     done = [
         letter.offset
         async for letter in desk.drop(
@@ -515,11 +513,17 @@ async def drop_dead(ask: Ask) -> Response:
     return reply({"dropped": done})
 
 
-async def _choice(ask: Ask) -> tuple[str, Choice]:
+async def _desk(ask: Ask, name: str) -> Desk:
+    if not {name, dead_topic(name)} & (await ask.hub.bus.topics()).keys():
+        raise NotFound(f"there is no topic {name}", topic=name)
+    return ask.hub.bus.dead_letters(name)
+
+
+async def _choice(ask: Ask) -> tuple[Desk, Choice]:
     asked: Choice = await ask.json(Choice)
     name = check_topic(ask.path("topic"))
     ask.require("admin", name)
-    return name, asked
+    return await _desk(ask, name), asked
 
 
 # -- schemas ---------------------------------------------------------------------------------------

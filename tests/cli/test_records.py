@@ -279,6 +279,14 @@ def test_grep_takes_a_condition_a_range_and_a_count(run: Run) -> None:
     assert said == "trunkline: something is missing behind this, at character 15 near 'and'\n"
 
 
+def test_a_time_is_written_in_one_way(run: Run) -> None:
+    run("pub", "t", "1")
+    (record,) = run("get", "t", "1", "--json").rows
+    assert run("get", "t", "1", "--format", "%d").out == record["ts"] + "\n"
+    (topic,) = run("topic", "info", "t", "--json").rows
+    assert topic["partitions"][0]["last"] == record["ts"]
+
+
 def test_get_says_that_a_record_was_compacted_away(run: Run) -> None:
     run("pub", "t", "--key", "k", stdin=lines(3))
     run("topic", "compact", "t", "--all", "--yes")

@@ -11,6 +11,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -27,6 +28,11 @@ _ESCAPE = re.compile(r"%(.)|\\(.)", re.DOTALL)
 _BACKSLASH = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 _encode = msgspec.json.Encoder().encode
 _UNSET = msgspec.structs.asdict(Event(topic="unset"))
+
+
+def to_time(value: datetime) -> str:
+    """A time as it stands in the JSON of a record."""
+    return str(msgspec.to_builtins(value))
 
 
 def to_json(value: Any) -> str:
@@ -194,7 +200,7 @@ _FIELDS: dict[str, Callable[[Record, int], str]] = {
     "s": lambda r, _: _text(r.event.payload),
     "h": lambda r, _: to_json(r.event.headers),
     "i": lambda r, _: r.event.id,
-    "d": lambda r, _: r.event.ts.isoformat(),
+    "d": lambda r, _: to_time(r.event.ts),
     "y": lambda r, _: r.event.type or "",
     "a": lambda _, attempt: str(attempt),
     "%": lambda *_: "%",

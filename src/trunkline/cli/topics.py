@@ -19,7 +19,7 @@ from trunkline.cli.places import (
     pick_partitions,
     pick_topics,
 )
-from trunkline.cli.render import Output, cell, confirm, progress, size
+from trunkline.cli.render import Output, cell, confirm, progress, size, to_time
 from trunkline.dead import keeps_books
 from trunkline.errors import Conflict, Corrupt, InvalidOption, NotFound
 from trunkline.log import upkeep
@@ -127,7 +127,7 @@ def _last_time(reader: PartitionReader) -> str | None:
         last = reader.read(end - 1, 1, strict=False) if first < end else []
     except Corrupt:
         return None
-    return last[0].event.ts.isoformat() if last else None
+    return to_time(last[0].event.ts) if last else None
 
 
 def run_info(args: argparse.Namespace) -> int:

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
+from trunkline.buses.local import LocalBus
+from trunkline.buses.remote import RemoteBus
 from trunkline.cli import VERBS, Parser, main
 
 from .sources import PACKAGE, ROOT, at, files, report, tree
@@ -196,6 +198,14 @@ def commands(verb: str) -> list[str]:
         if isinstance(action, argparse._SubParsersAction):
             found += [f"{verb} {name}" for name in action.choices]
     return found
+
+
+def test_each_call_of_a_bus_and_of_a_delivery_is_in_the_quickstart() -> None:
+    page = (DOCS / "quickstart.md").read_text("utf-8")
+    section = page.partition("## What a bus offers")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)\(", section)) - {"letters", "redrive", "drop"}
+    calls = {name for name in dir(LocalBus) if name in dir(RemoteBus) and name[0] != "_"}
+    assert named == calls | {"ack", "nack", "term", "in_progress"}
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if written(verb)])

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from trunkline import options
+from trunkline.buses.link import ClientOptions
 
 PAGE = (Path(__file__).parents[1] / "docs" / "options.md").read_text("utf-8")
 KINDS = [
@@ -18,6 +19,7 @@ KINDS = [
     for kind in vars(options).values()
     if isinstance(kind, type) and issubclass(kind, options.Options) and kind is not options.Options
 ]
+KINDS.append(ClientOptions)
 
 
 def allowed(kind: Any) -> str:

@@ -15,7 +15,7 @@ from trunkline.broker.session import Session
 from trunkline.buses.link import Link
 from trunkline.buses.local import LocalBus
 from trunkline.buses.remote import RemoteBus
-from trunkline.errors import Conflict, Denied, InvalidEvent
+from trunkline.errors import Conflict, Denied, InvalidEvent, InvalidOption
 from trunkline.options import GroupOptions
 from trunkline.store import open_store
 from trunkline.testing import BusContract, HandlerContract
@@ -225,3 +225,8 @@ class TestTheWire:
             assert "group g on t" in health["failed"][0]
             with pytest.raises(Conflict):
                 await bus.stop()
+
+
+def test_an_audit_is_the_brokers() -> None:
+    with pytest.raises(InvalidOption, match="trunkline serve --audit"):
+        RemoteBus("ws://127.0.0.1:1", audit=1.0)

@@ -28,6 +28,7 @@ from trunkline.clock import Clock, SystemClock
 from trunkline.errors import (
     InvalidEvent,
     InvalidFilter,
+    InvalidOption,
     TrunklineError,
 )
 from trunkline.event import Event, Receipt, Record, check_value
@@ -65,6 +66,9 @@ class RemoteBus(BusBase):
         mine = {name: options.pop(name) for name in BusOptions.__struct_fields__ if name in options}
         clock = clock or SystemClock()
         chosen = make(BusOptions, mine)
+        if chosen.audit:
+            hint = "trunkline serve --audit"
+            raise InvalidOption("audit is told by the broker, not here", name="audit", hint=hint)
         super().__init__(chosen, clock, limits, middleware, on_publish, on_message)
         self.link = Link(
             url,

@@ -366,3 +366,14 @@ async def test_a_member_that_has_too_many_takes_no_room_from_the_others(bus: Loc
         held = [await soon(first) for _ in range(3)]
         first.resize(1)
         assert (await soon(second)).offset not in {delivery.offset for delivery in held}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"drain_timeout_s": "x"}, {"poll_s": "x"}, {"middleware": [object()]}], ids=str
+)
+def test_what_is_wrong_is_refused_before_a_folder_is_made(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidOption):
+        trunkline.connect(f"file:{tmp_path / 'bus'}", **wrong)
+    assert not list(tmp_path.iterdir())

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from trunkline.buses.local import LocalBus
 from trunkline.errors import InvalidOption
-from trunkline.options import BusOptions, StoreOptions
+from trunkline.middleware import check
+from trunkline.options import BusOptions, StoreOptions, make
 from trunkline.store import check_url, open_store
 
 _BUS = frozenset(BusOptions.__struct_fields__)
@@ -39,6 +40,8 @@ def connect(
             f"there is no option {', '.join(sorted(unknown))}",
             hint=f"known options: {', '.join(sorted(_STORE | _BUS))}",
         )
+    check(middleware)  # what is wrong is refused before a folder is made
+    make(BusOptions, {name: value for name, value in mine.items() if name in _BUS})
     store = open_store(url, clock=clock, **options)
     bus = LocalBus(store, clock=clock, **mine)
     if bus.options.audit:

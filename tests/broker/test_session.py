@@ -336,6 +336,22 @@ class TestDelivery:
         said = await one.ask("ACK", topic="t", partition=0, group="g", offset=99)
         assert (said["type"], said["count"]) == ("OK", 0)
 
+    async def test_each_way_to_settle_answers_with_a_number(self, one: Peer) -> None:
+        for number in range(4):
+            await one.ask("PUBLISH", topic="t", payload=number)
+        await one.subscribe("t", "g", ack="each")
+        place = {"topic": "t", "partition": 0, "group": "g"}
+        for _ in range(4):
+            await one.hear("MESSAGE")
+        said = [
+            await one.ask("EXTEND", **place, offset=1),
+            await one.ask("ACK", **place, offset=1),
+            await one.ask("NACK", **place, offset=2, delay_s=60),
+            await one.ask("NACK", **place, offset=3, dead=True),
+            await one.ask("NACK", **place, offset=9),
+        ]
+        assert json.dumps([answer["count"] for answer in said]) == "[1, 1, 1, 1, 0]"
+
     async def test_a_nack_comes_again_and_dies_after_its_attempts(
         self, one: Peer, broker: Broker
     ) -> None:

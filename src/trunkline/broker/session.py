@@ -418,7 +418,7 @@ class Session:
         count = 0
         if one is not None:
             outcome = Outcome.TERM if frame.dead else Outcome.NACK
-            count = self.finish(one, outcome, frame.delay_s, frame.reason or "nack")
+            count += self.finish(one, outcome, frame.delay_s, frame.reason or "nack")
             one.subscriber.refill()
         if frame.corr is not None:
             self.tell(Ok(corr=frame.corr, count=count))

@@ -137,8 +137,9 @@ def test_a_pattern_is_given_back(pattern: str) -> None:
     "pattern", ["", "a*", "*a", ">.a", "a.>.b", "a>", "**", ">>", "a..*", "*."]
 )
 def test_a_wildcard_stands_for_whole_tokens(pattern: str) -> None:
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidName) as caught:
         check_pattern(pattern)
+    assert ("whole token" in caught.value.hint) is is_pattern(pattern)
 
 
 def brute_force(pattern: list[str], topic: list[str]) -> bool:

@@ -26,12 +26,11 @@ def _check(kind: str, name: object, shape: re.Pattern[str]) -> str:
     if not isinstance(name, str):
         raise InvalidName(f"a {kind} name is text, not {type(name).__name__}", name=name)
     if not _fits(name, shape):
-        raise InvalidName(
-            f"not a {kind} name: {name[:80]!r}",
-            name=name,
-            hint="use dot-separated tokens of A-Z a-z 0-9 _ -, without '__', "
-            f"at most {NAME_BYTES_MAX} bytes",
-        )
+        hint = "use dot-separated tokens of A-Z a-z 0-9 _ -, without '__', "
+        hint += f"at most {NAME_BYTES_MAX} bytes"
+        if shape is _PATTERN and is_pattern(name):
+            hint += "; * stands for a whole token, a last > for the rest"
+        raise InvalidName(f"not a {kind} name: {name[:80]!r}", name=name, hint=hint)
     return name
 
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime
 from heapq import heappop, heappush
-from time import monotonic
 from typing import Annotated, Any
 
 import msgspec
@@ -17,7 +16,8 @@ from trunkline.broker import cloudevents, exposition
 from trunkline.broker.configs import Config
 from trunkline.broker.http import Ask, decoded, reply
 from trunkline.broker.letters import page_of
-from trunkline.broker.places import begin_anew, mark, read_mark, read_places
+from trunkline.broker.places import read_mark, read_places
+from trunkline.broker.tail import follow
 from trunkline.dead import Desk, keeps_books
 from trunkline.errors import (
     Invalid,
@@ -32,12 +32,11 @@ from trunkline.filters import read_time
 from trunkline.frames import DIGEST, check_digest, envelope_of, fields_of
 from trunkline.group import Group
 from trunkline.options import TopicOptions, changed, make
-from trunkline.store import GroupKey, watch
+from trunkline.store import GroupKey
 from trunkline.topics import check_group, check_topic, dead_topic
 from trunkline.where import compile_where
 
 READ_MAX = 1000
-_TAIL_S = 15.0
 _STREAM = "text/event-stream"
 _BATCH_MAX = 10_000
 
@@ -322,57 +321,7 @@ async def tail(ask: Ask) -> Response:
         places[number] = await _offset(ask, name, number, text)
     if ask.request.method == "HEAD":  # nothing of it is sent, and it would have no end
         return Response(media_type=_STREAM)
-    return StreamingResponse(_tailed(ask, name, places, wanted, limit), media_type=_STREAM)
-
-
-async def _tailed(
-    ask: Ask, topic: str, places: dict[int, int], wanted: Any, limit: int
-) -> AsyncIterator[bytes]:
-    hub, store = ask.hub, ask.hub.bus.store
-    rung = asyncio.Event()
-
-    def ring(_topic: str | None) -> None:
-        rung.set()
-
-    store.bell.listen(ring, topic)
-    watch(store)
-    sent, said, quiet_s = 0, monotonic(), min(_TAIL_S, hub.options.rights_s * 3)
-    yield b": following\n"
-    try:
-        while hub.is_open:
-            if hub.rights.current(ask.who) is None or not hub.allows(ask.who, "read", topic):
-                yield b'event: error\ndata: {"code":"denied"}\n\n'
-                return
-            rung.clear()
-            if ask.query("partition") is None:  # there may be more of them by now
-                options = (await hub.bus.topics()).get(topic, TopicOptions())
-                for number in range(options.partitions):
-                    places.setdefault(number, 1)
-            found = [
-                record
-                for number, at in places.items()
-                for record in await store.read(topic, number, at, 100)
-            ]
-            for record in found:
-                places[record.partition] = record.offset + 1
-                if wanted is None or wanted(record.event):
-                    data = msgspec.json.encode(envelope_of(record))
-                    yield b"id: %b\ndata: %b\n\n" % (mark(places).encode(), data)
-                    sent, said = sent + 1, monotonic()
-                    if sent == limit:
-                        return
-            await asyncio.sleep(0)  # nothing of this waits if nobody takes it, or it is not wanted
-            if not found and not await begin_anew(store, topic, places):
-                try:
-                    async with asyncio.timeout(said + quiet_s - monotonic()):  # it may ring often
-                        await rung.wait()
-                except TimeoutError:
-                    said = monotonic()
-                    yield b": still here\n"  # an empty line would end an event, for some readers
-    except TrunklineError as error:
-        yield b"event: error\ndata: %b\n\n" % msgspec.json.encode({"message": error.message})
-    finally:
-        store.bell.ignore(ring)
+    return StreamingResponse(follow(ask, name, places, wanted, limit), media_type=_STREAM)
 
 
 # -- groups ----------------------------------------------------------------------------------------

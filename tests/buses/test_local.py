@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import trunkline
 from trunkline.buses.local import LocalBus
 from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption, OutOfRange
 from trunkline.event import Event, Receipt
-from trunkline.options import GroupOptions
+from trunkline.options import GroupOptions, TopicOptions
 from trunkline.store import GroupKey
 from trunkline.stores.memory import MemoryStore
 from trunkline.testing import ManualClock
@@ -188,6 +189,23 @@ async def test_drain_waits_for_topics_that_a_pattern_has_just_taken_in(bus: Loca
         await bus.publish(f"orders.t{number}", number)
         await bus.drain()
         assert seen == list(range(number + 1))
+
+
+async def test_a_pattern_goes_on_looking_after_an_error_of_the_system(
+    bus: LocalBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics, failures = bus.store.topics, iter([OSError(errno.EMFILE, "too many open files")])
+
+    async def failing() -> dict[str, TopicOptions]:
+        for error in failures:
+            raise error
+        return await topics()
+
+    async with bus.subscribe("orders.>", group="billing") as deliveries:
+        monkeypatch.setattr(bus.store, "topics", failing)
+        await bus.publish("orders.new", 1)
+        assert (await soon(deliveries)).event.payload == 1
+    assert next(failures, None) is None
 
 
 @pytest.mark.parametrize("batch", ["abc", b"abc", {"a": 1}, {1, 2}, (n for n in range(3)), 7])
@@ -369,7 +387,9 @@ async def test_a_member_that_has_too_many_takes_no_room_from_the_others(bus: Loc
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"drain_timeout_s": "x"}, {"poll_s": "x"}, {"middleware": [object()]}], ids=str
+    "wrong",
+    [{"drain_timeout_s": "x"}, {"poll_s": "x"}, {"middleware": [object()]}],
+    ids=["bus", "store", "middleware"],
 )
 def test_what_is_wrong_is_refused_before_a_folder_is_made(
     tmp_path: Path, wrong: dict[str, Any]

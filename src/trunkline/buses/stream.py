@@ -386,6 +386,9 @@ class LocalSubscription:
             except TrunklineError as error:
                 self.fail(error)
                 return
+            except OSError as error:  # no file can be opened at the moment, for example
+                logger.warning("topics could not be looked for: %s", error)
+                self._changed.set()
             await asyncio.sleep(_FIND_S)
 
     async def find(self) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -404,13 +404,13 @@ class Pump:
         be written is said again.
         """
         said: _Said | None = None
-        settled: list[int] = []
-        buried: list[_Dead] = []
+        settled: Sequence[int] = ()
+        buried: Sequence[_Dead] = ()
 
         def step(group: Group) -> Taken:
-            nonlocal said
+            nonlocal said, settled, buried
             said, self._said = self._said, _Said()
-            settled[:], buried[:] = self._note(group, said)
+            settled, buried = self._note(group, said)
             # What was passed over comes first again, and must not stand in the way.
             return self._take(group, len(said.back)) if take else Taken([], [], [], [])
 
@@ -435,22 +435,29 @@ class Pump:
             self._buried.clear()
         now = self._clock.monotonic()
         settled = group.ack(said.acks) if said.acks else []
+        buried: list[_Dead] = []
+        if said.terms or said.nacks or said.back or said.longer:  # most often acks alone
+            buried = self._note_rest(group, said, now)
+        if timed_out := group.expired(now):
+            late = [lease for lease in timed_out if self._fail(group, lease, now, None)]
+            why = "not settled within the ack timeout"
+            buried += [_Dead(lease, "retries", why) for lease in late]
+        if now >= self._until:
+            held = [outlet.keep(self, group.leases) for outlet in self._outlets]
+            self._until = min(held, default=_NEVER)
+        return settled, buried
+
+    def _note_rest(self, group: Group, said: _Said, now: float) -> list[_Dead]:
         buried = [dead for dead in said.terms if group.hold(dead.lease, now=now)]
         buried += [
             _Dead(lease, "retries", reason)
             for lease, delay_s, reason in said.nacks
             if self._fail(group, lease, now, delay_s)
         ]
-        if said.back:
-            group.give_back(said.back)
+        group.give_back(said.back)
         for lease in said.longer:
             group.extend(lease, now=now)
-        late = [lease for lease in group.expired(now) if self._fail(group, lease, now, None)]
-        buried += [_Dead(lease, "retries", "not settled within the ack timeout") for lease in late]
-        if now >= self._until:
-            held = [outlet.keep(self, group.leases) for outlet in self._outlets]
-            self._until = min(held, default=_NEVER)
-        return settled, buried
+        return buried
 
     def _fail(self, group: Group, lease: Lease, now: float, delay_s: float | None) -> bool | None:
         if delay_s is None:
@@ -466,7 +473,8 @@ class Pump:
             self._more = True  # there may be yet more behind it
             group.begin_anew()
             if ahead.start == group.read_to:  # else it was read for an older state: read again
-                _skip_to(group, ahead.first)
+                if ahead.first != ahead.start:
+                    _skip_to(group, ahead.first)
                 for record in ahead.records:
                     if record.offset != group.read_to:
                         _skip_to(group, record.offset)

@@ -241,10 +241,11 @@ class LocalSubscription:
     def _refill(self) -> None:
         """Let the pumps see that there is room. They share it: who had its turn comes last."""
         if self.room() > 0:
-            pumps = list(self._pumps.values())
-            if self._last in pumps:
-                at = pumps.index(self._last) + 1
-                pumps = pumps[at:] + pumps[:at]
+            pumps: Collection[Pump] = self._pumps.values()
+            if len(pumps) > 1:
+                order = list(pumps)
+                at = order.index(self._last) + 1 if self._last in order else 0
+                pumps = order[at:] + order[:at]
             for pump in pumps:
                 pump.refill()
 
@@ -342,7 +343,7 @@ class LocalSubscription:
         pump = self._open.pop(delivery, None)
         if pump is None:  # too late, which only the group can judge
             pump = self._pumps.get(GroupKey(delivery.topic, delivery.partition, self._group))
-        elif len(self._open) == self._room - 1 and len(self._pumps) > 1:
+        elif len(self._pumps) > 1 and len(self._open) == self._room - 1:
             self._refill()  # it was full, for all of them
         if pump is not None:
             pump.settle(delivery, outcome, delay_s, reason)

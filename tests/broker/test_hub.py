@@ -13,3 +13,4 @@ async def test_it_ends_also_when_rights_change_at_that_very_moment(broker: Broke
     async with asyncio.timeout(5):
         broker.hub.bus.store.bell.ring(rights.TOPIC)
         await broker.hub.close()
+    assert not broker.hub.is_open

@@ -139,3 +139,13 @@ async def test_retention_waits_for_what_was_redriven(place: tuple[str, Remove]) 
         await bus.store.update(KEY, lambda group: (group.settle([1, 2, 3]), group.redrive([1])))
         await bus.publish("orders", 4)
         assert [record.event.payload for record in await bus.read("orders")] == [1, 2, 3, 4]
+
+
+async def test_who_removes_a_group_is_heard_at_once(place: tuple[str, Remove]) -> None:
+    url, _ = place
+    heard: list[str | None] = []
+    async with trunkline.connect(url) as bus:
+        await bus.store.update(KEY, lambda group: group.define(POLICY, 0))
+        bus.store.bell.listen(heard.append)
+        await _here(bus, "group")
+        assert heard in (["orders"], [None])

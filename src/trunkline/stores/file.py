@@ -331,6 +331,7 @@ class FileStore:
         self._check()
         if step is None:
             self.folder.remove_group(key)
+            self.bell.ring(key.topic)  # or those who worked for it here hear of it by a reminder
             return None  # type: ignore[return-value]
         self.folder.join()
         lock = self._group_locks.get(key)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,9 @@ from trunkline.store import GroupKey
 from trunkline.stores.memory import MemoryStore
 from trunkline.testing import ManualClock
 
+from .conftest import soon
+
 AT_ONCE = GroupOptions(backoff_base_s=0.0)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def bus(clock: ManualClock) -> AsyncIterator[LocalBus]:
-    async with LocalBus(MemoryStore(clock=clock), clock=clock) as bus:
-        yield bus
-
-
-async def soon(stream: Any) -> Any:
-    return await asyncio.wait_for(anext(stream), 10)
 
 
 async def test_connect_opens_a_folder_or_memory(tmp_path: Path) -> None:

@@ -124,7 +124,10 @@ class Connection(WSListener):
 
     def _take(self, asked: Any) -> None:
         if isinstance(asked, Publish):
-            self._log.add(self, asked.corr, asked.events or [asked.event])  # type: ignore[list-item]
+            for corr, event in zip(asked.corrs or (), asked.events or (), strict=False):
+                self._log.add(self, corr, [event])
+            if asked.corrs is None:
+                self._log.add(self, asked.corr, asked.events or [asked.event])  # type: ignore[list-item]
         elif isinstance(asked, Subscribe):
             self._log.readers.append((self, asked))
             self.tell([dump(Ok(corr=asked.corr))])

@@ -28,6 +28,8 @@ Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Partition = Annotated[int, Meta(ge=0, le=1023)]
 Window = Annotated[int, Meta(ge=1, le=100_000)]
 Credits = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+FRAMES_MAX: Final = 10_000  # in one array
+Corrs = Annotated[list[Corr], Meta(min_length=1, max_length=FRAMES_MAX)]
 
 SUBPROTOCOL: Final = "trunkline.v1"  # who asks for it reads arrays
 CLOUDEVENTS: Final = "cloudevents.json"  # who asks for it sends and gets structured CloudEvents
@@ -49,7 +51,8 @@ class Auth(Frame, frozen=True, kw_only=True, tag="AUTH"):
 
 
 class Publish(Frame, frozen=True, kw_only=True, tag="PUBLISH"):
-    """Either the envelope's members, or ``event``, or ``events``: a batch, kept all or none.
+    """Either the envelope's members, or ``event``, or ``events``: a batch, kept all or none. With
+    ``corrs`` they are no batch but as many frames in one: each is kept, and answered, for itself.
     ``again`` says that the same event was sent before, on a connection that was lost.
     """
 
@@ -60,6 +63,7 @@ class Publish(Frame, frozen=True, kw_only=True, tag="PUBLISH"):
     payload_sha256: str | None = None
     event: Event | None = None
     events: list[Event] | None = None
+    corrs: Corrs | None = None
     again: bool = False
 
 
@@ -245,7 +249,19 @@ class _Stub(msgspec.Struct, frozen=True):
     corr: Any = None
 
 
+class _Apart(msgspec.Struct, frozen=True):
+    """A PUBLISH of several events, one of which is none."""
+
+    type: Literal["PUBLISH"]
+    corrs: Corrs
+    events: list[Raw]
+    topic: str = ""
+    again: bool = False
+
+
 _encode = msgspec.json.Encoder().encode
+_apart = msgspec.json.Decoder(_Apart)
+_event = msgspec.json.Decoder(Event)
 _asked = msgspec.json.Decoder(Asked)
 _asked_many = msgspec.json.Decoder(list[Asked])
 _told = msgspec.json.Decoder(Told)
@@ -253,7 +269,6 @@ _told_many = msgspec.json.Decoder(list[Told])
 _pieces = msgspec.json.Decoder(list[Raw])
 _stub = msgspec.json.Decoder(_Stub)
 _BROKEN = (msgspec.DecodeError, RecursionError, UnicodeError, ValueError, OverflowError)
-FRAMES_MAX: Final = 10_000  # in one array
 
 
 def read_asked(data: bytes | memoryview) -> list[Asked | Bad]:
@@ -264,7 +279,7 @@ def read_asked(data: bytes | memoryview) -> list[Asked | Bad]:
         return [_asked.decode(data)]
     except _BROKEN as error:
         bare = bytes(data).lstrip(b" \t\r\n")  # an array may be preceded by space, and is not often
-        return read_asked(bare) if bare[:1] == b"[" else [_bad(data, error)]
+        return read_asked(bare) if bare[:1] == b"[" else _broken(data, error)
 
 
 def read_told(data: bytes | memoryview) -> list[Told | Bad]:
@@ -290,10 +305,30 @@ def _read_many(data: bytes | memoryview, many: Any, one: Any) -> list[Any]:
             try:
                 frames.append(one.decode(piece))
             except _BROKEN as error:
-                frames.append(_bad(bytes(piece), error))
+                frames += _broken(bytes(piece), error)
     if len(frames) > FRAMES_MAX:
         text = f"{len(frames)} frames in one message, {FRAMES_MAX} are allowed"
         return [Bad(ProtocolError(text, code="too_large"))]
+    return frames
+
+
+def _broken(data: bytes | memoryview, error: Exception) -> list[Any]:
+    """What cannot be read: where it is several publishes in one, those among them that can."""
+    try:
+        several = _apart.decode(data)
+        pairs = list(zip(several.corrs, several.events, strict=True))
+    except _BROKEN:
+        return [_bad(data, error)]
+    frames: list[Any] = []
+    for corr, piece in pairs:
+        try:
+            event = _event.decode(piece)
+        except _BROKEN as why:
+            said = f"not an event: {reason(why, bytes(piece))}"
+            frames.append(Bad(ProtocolError(said, code="bad_frame"), corr))
+        else:
+            mine = Publish(topic=several.topic, corrs=[corr], events=[event], again=several.again)
+            frames.append(mine)
     return frames
 
 
@@ -458,24 +493,29 @@ def _number(name: str, value: str) -> float:
     return number
 
 
-def published(receipts: list[Receipt], corr: Corr | None) -> Published:
-    """The answer to a batch."""
+def published(
+    receipts: list[Receipt], corr: Corr | None, corrs: list[Any] | None = None
+) -> Published:
+    """The answer to a batch, or to as many publishes as there are ``corrs``."""
     first = receipts[0]
-    offsets = [receipt.offset for receipt in receipts]
-    in_one_piece = offsets == list(range(first.offset, first.offset + len(offsets))) and {
-        (receipt.partition, receipt.duplicate) for receipt in receipts
-    } == {(first.partition, False)}
+    partition, offset = first.partition, first.offset
+    places: list[tuple[int, int, bool]] | None = None
+    for receipt in receipts:
+        if receipt.offset != offset or receipt.partition != partition or receipt.duplicate:
+            places = [(one.partition, one.offset, one.duplicate) for one in receipts]
+            break
+        offset += 1
+    has_old = places is not None and any(was_there for *_, was_there in places)
     return Published(
         corr=corr,
         topic=first.topic,
-        partition=first.partition,
+        partition=partition,
         offset=first.offset,
         durability=first.durability,
         count=len(receipts),
-        receipts=None
-        if in_one_piece
-        else [(receipt.partition, receipt.offset, receipt.duplicate) for receipt in receipts],
-        ids=[one.id for one in receipts] if any(one.duplicate for one in receipts) else None,
+        corrs=corrs,
+        receipts=places,
+        ids=[one.id for one in receipts] if has_old else None,
     )
 
 

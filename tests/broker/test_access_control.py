@@ -67,6 +67,10 @@ FRAMES: tuple[tuple[dict[str, Any], set[str]], ...] = (
         {"type": "PUBLISH", "events": [{"topic": "orders", "payload": 1}]},
         {"publisher", "manager", "admin"},
     ),
+    (
+        {"type": "PUBLISH", "corrs": ["ask"], "events": [{"topic": "orders", "payload": 1}]},
+        {"publisher", "manager", "admin"},
+    ),
     ({"type": "PUBLISH", "topic": "orders.DLQ", "payload": 1, "headers": LETTER}, {"admin"}),
     ({"type": "PUBLISH", "topic": "system.metrics", "payload": 1}, {"admin"}),
     ({"type": "PUBLISH", "topic": "system.access", "payload": 1}, set()),

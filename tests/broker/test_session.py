@@ -94,6 +94,35 @@ class TestPublishing:
         assert said["type"] == "ERROR"
         assert (await one.ask("PUBLISH", topic="t", payload=1))["offset"] == 6
 
+    async def test_several_in_one_frame_are_kept_or_refused_each_for_itself(
+        self, one: Peer
+    ) -> None:
+        good, alien = {"topic": "t", "payload": 1}, {"topic": "u"}
+        large, broken = {"topic": "t", "payload": "x" * 2_000_000}, {"topic": 5}
+        for events in ([good, alien, large, good], [good, alien, broken, good]):
+            await one.say("PUBLISH", topic="t", corrs=list("abcd"), events=events)
+            said = [await one.hear() for _ in events]
+            assert {frame["corr"]: frame["type"] for frame in said} == {
+                **dict.fromkeys("ad", "PUBLISHED"),
+                **dict.fromkeys("bc", "ERROR"),
+            }
+        assert (await one.ask("PUBLISH", topic="t", payload=1))["offset"] == 5
+        assert (await one.ask("PUBLISH", topic="u", payload=1))["offset"] == 1
+
+    async def test_each_of_several_in_one_frame_has_a_mark_of_its_own(self, one: Peer) -> None:
+        events = [{"topic": "t", "payload": n} for n in range(3)]
+        await one.say("PUBLISH", topic="t", corrs=[7, 8], events=events)
+        refused = [await one.hear("ERROR") for _ in range(2)]
+        assert [(said["corr"], said["code"]) for said in refused] == [
+            (7, "invalid_event"),
+            (8, "invalid_event"),
+        ]
+        said = await one.ask("PUBLISH", topic="t", corrs=[], events=[])
+        assert said["code"] == "bad_frame"
+        await one.say("PUBLISH", topic="t", corrs=[7, 8, 9], events=events)
+        found = [await one.hear("PUBLISHED") for _ in range(3)]
+        assert [(said["corr"], said["offset"]) for said in found] == [(7, 1), (8, 2), (9, 3)]
+
     async def test_a_message_may_be_an_array_of_frames(self, one: Peer) -> None:
         frames = [{"type": "PUBLISH", "topic": "t", "payload": n, "corr": n} for n in range(3)]
         await one.socket.send(json.dumps([*frames, {"type": "NO", "corr": 9}]))

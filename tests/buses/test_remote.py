@@ -181,13 +181,25 @@ class TestTheWire:
             bus.subscribe("t", group="g") as stream,
         ):
             broker.hub.is_open = False
-            publishing = asyncio.ensure_future(bus.publish("t", 1))
+            publishing = [bus.fire("t", number) for number in range(3)]
             async with asyncio.timeout(10):
                 while bus.link.is_up:
                     await asyncio.sleep(0.01)
             broker.hub.is_open = True
-            assert (await asyncio.wait_for(publishing, 10)).offset == 1
-            assert (await asyncio.wait_for(anext(stream), 10)).event.payload == 1
+            async with asyncio.timeout(10):
+                assert [(await one).offset for one in publishing] == [1, 2, 3]
+                assert [(await anext(stream)).event.payload for _ in range(3)] == [0, 1, 2]
+
+    async def test_one_that_is_refused_does_not_harm_those_it_travels_with(
+        self, broker: Broker
+    ) -> None:
+        async with RemoteBus(broker.url) as bus:
+            await broker.hub.registry.add("t", {"type": "integer"})
+            wanted = [("t", 1), ("t", "two"), ("u", "three"), ("t", 4)]
+            said = await asyncio.gather(
+                *(bus.publish(topic, payload) for topic, payload in wanted), return_exceptions=True
+            )
+        assert [getattr(one, "offset", type(one)) for one in said] == [1, InvalidEvent, 1, 2]
 
     async def test_a_subscription_that_is_no_longer_allowed_is_told(self, broker: Broker) -> None:
         async with (

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -112,7 +112,7 @@ class Session:
         self._ops = ops or {}
         self._loop = asyncio.get_running_loop()
         self._subscribers: dict[str | tuple[str, str], Subscriber] = {}
-        self._publishing: dict[tuple[str, bool], list[tuple[Event, Corr | None]]] = {}
+        self._publishing: dict[tuple[str, bool], tuple[list[Event], list[Corr | None]]] = {}
         self._publishes = 0
         self._taken_bytes = 0  # read since nothing was being published
         self._out: list[bytes] = []
@@ -149,13 +149,14 @@ class Session:
                 self._answer(error, frame)
             except Exception:
                 logger.exception("a frame could not be handled")
-                self.fail(TrunklineError("internal error", code="internal"), frame.corr)
+                self._answer(TrunklineError("internal error", code="internal"), frame)
         if self._publishes and not self._has_room(self.hub.options.publish_inflight):
             self._hold_up()
 
     def _answer(self, error: TrunklineError, frame: Any) -> None:
         topic = getattr(frame, "topic", None) or None
-        self.fail(error, frame.corr, topic=topic, group=getattr(frame, "group", None))
+        for corr in getattr(frame, "corrs", None) or [frame.corr]:
+            self.fail(error, corr, topic=topic, group=getattr(frame, "group", None))
 
     def _take(self, frame: Any) -> None:
         if isinstance(frame, Bad):
@@ -164,7 +165,7 @@ class Session:
         if not self.is_known:
             self._introduce(frame)
             return
-        wait_s = self.hub.rate(self.who) if self.hub.options.rate_frames_s else 0.0
+        wait_s = self.hub.rate(self.who, len(getattr(frame, "corrs", None) or "1"))
         if wait_s and not isinstance(frame, Ack | Nack | Extend | Credit):
             raise Conflict("too many requests", code="rate", retry_s=round(wait_s, 3))
         match frame:
@@ -214,59 +215,61 @@ class Session:
     # -- publishing ------------------------------------------------------------------------------
 
     def _publish(self, frame: Publish) -> None:
-        if frame.events is not None:
-            self._publish_batch(frame, frame.events)
-            return
-        event = frame.event
-        if event is None:
-            event = event_of(frame, self.hub.clock.now())
-        self.require("publish", event.topic)
-        together = (event.topic, frame.again)
-        waiting = self._publishing.get(together)
-        if waiting is not None:
-            waiting.append((event, frame.corr))
+        events, corrs = frame.events, frame.corrs
+        if events is None:
+            event = frame.event or event_of(frame, self.hub.clock.now())
+            self._publish_singles(event.topic, [event], [frame.corr], frame.again)
+        elif corrs is None:
+            self._publish_batch(frame, events)
+        elif len(events) != len(corrs):
+            raise InvalidEvent(f"{len(corrs)} corrs for {len(events)} events", field="corrs")
         else:
-            if not self._publishing:
-                self._loop.call_soon(self._publish_waiting)
-            self._publishing[together] = [(event, frame.corr)]
-        self._publishes += 1
+            self._publish_singles(frame.topic or events[0].topic, events, corrs, frame.again)
+
+    def _publish_singles(
+        self, topic: str, events: list[Event], corrs: Sequence[Corr | None], again: bool
+    ) -> None:
+        """Each of them for itself, together with what else comes in this turn of the loop."""
+        self.require("publish", topic)
+        if not self._publishing:
+            self._loop.call_soon(self._publish_waiting)
+        waiting = self._publishing.setdefault((topic, again), ([], []))
+        waiting[0].extend(events)
+        waiting[1].extend(corrs)
+        self._publishes += len(events)
 
     def _publish_waiting(self) -> None:
         waiting, self._publishing = self._publishing, {}
-        for (topic, again), items in waiting.items():
-            self.hub.spawn(self._publish_together(topic, items, again))
+        for (topic, again), singles in waiting.items():
+            self.hub.spawn(self._publish_together(topic, *singles, again))
 
     async def _publish_together(
-        self, topic: str, items: list[tuple[Event, Corr | None]], again: bool
+        self, topic: str, events: list[Event], corrs: list[Corr | None], again: bool
     ) -> None:
-        events = [event for event, _ in items]
         try:
             receipts = await self.hub.publish(self.who, topic, events, again=again)
         except (Invalid, Conflict) as error:
-            if len(items) == 1:
-                self.fail(error, items[0][1], topic=topic)
+            if len(events) == 1:
+                self.fail(error, corrs[0], topic=topic)
             else:  # one of them is bad: let the others not suffer from it
-                for item in items:
-                    await self._publish_together(topic, [item], again)
+                for event, corr in zip(events, corrs, strict=True):
+                    await self._publish_together(topic, [event], [corr], again)
                 return
         except TrunklineError as error:
-            for _, corr in items:
+            for corr in corrs:
                 self.fail(error, corr, topic=topic)
         else:
-            self._published(topic, receipts, items)
-        self._publishes -= len(items)
+            self._published(topic, receipts, corrs)
+        self._publishes -= len(events)
         self._let_go_on()
 
-    def _published(
-        self, topic: str, receipts: list[Receipt], items: list[tuple[Event, Corr | None]]
-    ) -> None:
-        if self.batch and len(items) > 1:
-            told = published(receipts, None)
-            corrs = [corr for _, corr in items if corr is not None]
-            if told.receipts is None and len(corrs) == len(items):
-                self.tell(msgspec.structs.replace(told, corrs=corrs))
+    def _published(self, topic: str, receipts: list[Receipt], corrs: list[Corr | None]) -> None:
+        if self.batch and len(corrs) > 1 and None not in corrs:
+            told = published(receipts, None, corrs)
+            if told.receipts is None:
+                self.tell(told)
                 return
-        for receipt, (_, corr) in zip(receipts, items, strict=True):
+        for receipt, corr in zip(receipts, corrs, strict=True):
             self.tell(
                 Published(
                     corr=corr,
@@ -344,7 +347,7 @@ class Session:
                 self._answer(error, frame)
             except Exception:
                 logger.exception("a frame could not be handled")
-                self.fail(TrunklineError("internal error", code="internal"), frame.corr)
+                self._answer(TrunklineError("internal error", code="internal"), frame)
             self._let_go_on()
         self._clerk = None
 

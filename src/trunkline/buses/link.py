@@ -57,6 +57,7 @@ from trunkline.options import Interval, Options, Positive, Seconds
 
 logger = logging.getLogger(__name__)
 
+_encode = msgspec.json.Encoder().encode
 _quiet = logging.getLogger("trunkline.picows")
 _quiet.setLevel(logging.CRITICAL)  # what it has to say is told by errors
 _FRAMES_AT_ONCE = 32
@@ -123,6 +124,9 @@ class Link:
         self._corr = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
+        self._topic = ""  # of the events that leave in the next frame
+        self._corrs: list[int] = []
+        self._events: list[bytes] = []
         self._acks: dict[tuple[str, int, str], list[int]] = {}
         self._transport: Any = None
         self._keeper: asyncio.Task[None] | None = None
@@ -173,6 +177,25 @@ class Link:
         """Send a frame and give its answer. With ``repeat`` it survives a lost connection, and is
         sent when there is one.
         """
+        answer = self._asked(corr, data, repeat)
+        if self._transport is not None:
+            self.send(data)
+        return answer
+
+    def publish(self, topic: str, event: bytes) -> asyncio.Future[Any]:
+        """The same for one event, which shares its frame with others of its topic."""
+        corr = self.next_corr()
+        answer = self._asked(corr, event, repeat=True)
+        if self._transport is not None:
+            if topic != self._topic:
+                self._wrap()
+                self._topic = topic
+            self._corrs.append(corr)
+            self._events.append(event)
+            self._said(len(event))
+        return answer
+
+    def _asked(self, corr: int, data: bytes, repeat: bool) -> asyncio.Future[Any]:
         if self._refused is not None:
             raise self._refused
         if len(data) > self.options.send_bytes:
@@ -182,15 +205,14 @@ class Link:
             )
         if self._keeper is None:
             self.start()
-        if self._transport is None and not repeat:
+        is_up = self._transport is not None
+        if not is_up and not repeat:
             raise ConnectionLost(f"there is no connection to {self.url}")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        if self._transport is not None:
-            self._asks[corr] = _Ask(answer, data if repeat else None, len(data), 0.0)
-            self.send(data)
-        else:
-            self._asks[corr] = _Ask(answer, data, len(data), loop.time())
+        since = 0.0 if is_up else loop.time()
+        self._asks[corr] = _Ask(answer, data if repeat else None, len(data), since)
+        if not is_up:
             self._wait()
         if len(self._asks) >= self.options.buffer:
             self.room.clear()
@@ -203,12 +225,29 @@ class Link:
         return (await self.ask(corr, data, repeat=True)).result
 
     def send(self, data: bytes) -> None:
+        self._wrap()
         self._out.append(data)
-        self._out_bytes += len(data)
-        if len(self._out) >= _FRAMES_AT_ONCE or self._out_bytes >= _BYTES_AT_ONCE:
+        self._said(len(data))
+
+    def _said(self, size: int) -> None:
+        self._out_bytes += size
+        waiting = len(self._out) + len(self._events)
+        if waiting >= _FRAMES_AT_ONCE or self._out_bytes >= _BYTES_AT_ONCE:
             self.flush()  # so that the broker begins while there is more to say
         else:
             self._schedule()
+
+    def _wrap(self) -> None:
+        """Make a frame of the events that wait for one."""
+        events, corrs = self._events, self._corrs
+        if not events:
+            return
+        self._events, self._corrs = [], []
+        if len(events) == 1:
+            self._out.append(b'{"type":"PUBLISH","corr":%d,"event":%b}' % (corrs[0], events[0]))
+            return
+        named = _encode(self._topic), _encode(corrs), b",".join(events)
+        self._out.append(b'{"type":"PUBLISH","topic":%b,"corrs":%b,"events":[%b]}' % named)
 
     def tell(self, frame: Frame) -> None:
         if self._transport is not None:
@@ -236,6 +275,7 @@ class Link:
     def flush(self) -> None:
         """What one turn of the loop says goes out together."""
         self._scheduled = False
+        self._wrap()
         if self._acks:
             acks, self._acks = self._acks, {}
             self._out += [_ack_frame(place, offsets) for place, offsets in acks.items()]
@@ -348,15 +388,16 @@ class Link:
         self._calm()
         self.connected.set()
         self._user.up()
-        for ask in list(self._asks.values()):
+        for corr, ask in list(self._asks.items()):
             if ask.again is not None and not ask.answer.done():
-                self.send(_again(ask.again))
+                self.send(_again(corr, ask.again))
 
     def _drop(self) -> None:
         transport, self._transport = self._transport, None
         self._blame(transport)
         self.connected.clear()
         self._out, self._out_bytes = [], 0
+        self._events, self._corrs = [], []
         self._acks.clear()
         error = ConnectionLost(f"the connection to {self.url} was lost")
         for corr, ask in list(self._asks.items()):
@@ -452,15 +493,18 @@ def check_url(url: str) -> str:
     return url
 
 
+_FRAME = b'{"type":'
 _PUBLISH = b'{"type":"PUBLISH",'
 AGAIN = b'{"type":"PUBLISH","again":true,'
 
 
-def _again(data: bytes) -> bytes:
+def _again(corr: int, said: bytes) -> bytes:
     """What to say a second time: a broker that has an event already shall not keep it twice."""
-    if not data.startswith(_PUBLISH) or data.startswith(AGAIN):
-        return data
-    return AGAIN + data[len(_PUBLISH) :]
+    if not said.startswith(_FRAME):  # an event that shared its frame with others
+        return b'%b"corr":%d,"event":%b}' % (AGAIN, corr, said)
+    if not said.startswith(_PUBLISH) or said.startswith(AGAIN):
+        return said
+    return AGAIN + said[len(_PUBLISH) :]
 
 
 def _ack_frame(place: tuple[str, int, str], offsets: list[int]) -> bytes:

@@ -121,12 +121,7 @@ class RemoteBus(BusBase):
         return await self._batch(events)
 
     def _ask(self, event: Event) -> asyncio.Future[Any]:
-        link = self.link
-        corr = link.next_corr()
-        body = encoded(event, self._limits)
-        return link.ask(
-            corr, b'{"type":"PUBLISH","corr":%d,"event":%b}' % (corr, body), repeat=True
-        )
+        return self.link.publish(event.topic, encoded(event, self._limits))
 
     async def _batch(self, events: list[Event], *, again: bool = False) -> list[Receipt]:
         bodies = encoded_batch(events, self._limits)
@@ -290,7 +285,7 @@ def encoded(event: Event, limits: Limits) -> bytes:
             hint="store the bulk elsewhere and publish a reference",
         )
     # Both are rare, and a walk in Python costs more than the encoding: look only on a sign of them.
-    opened = len(whole) - len(whole.translate(None, b"[{"))
+    opened = len(whole) - len(whole.replace(b"[", b"").replace(b"{", b""))
     if opened > limits.depth or whole.rfind(b"null") >= 0:
         check_value(event.payload, limits.depth)
     return whole

@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -173,14 +174,15 @@ class BusBase(ABC):
             raise InvalidEvent(f"a batch is a list, not {kind}", hint="publish sends one event")
         if not payloads:
             return []
-        if any(isinstance(payload, Event) for payload in payloads):
+        if any(issubclass(kind, Event) for kind in set(map(type, payloads))):
             _refuse_fields(fields)
             check_events(topic, payloads, self._limits)
             return list(payloads)
         extra = self._fields(fields)
         now = extra.pop("ts", None) or self.clock.now()
+        new = partial(Event, **extra) if extra else Event  # no names to unpack for each of them
         events = [
-            Event(id=id_, topic=topic, payload=payload, ts=now, **extra)
+            new(id=id_, topic=topic, payload=payload, ts=now)
             for id_, payload in zip(new_ids(len(payloads)), payloads, strict=True)
         ]
         check_event(events[0], self._limits)

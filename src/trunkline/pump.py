@@ -246,6 +246,11 @@ class Pump:
         self._said.longer.append(delivery.lease)
         self.wake()
 
+    def give_back(self, delivery: Delivery) -> None:
+        """Let whoever has room have what nobody looked at, as if it was never taken."""
+        self._said.back.append(delivery.lease)
+        self.wake()
+
     # -- the round -----------------------------------------------------------------------------
 
     async def _run(self) -> None:

@@ -558,6 +558,28 @@ class TestDelivery:
         found = [await two.hear("MESSAGE") for _ in range(2)]
         assert {m["group"]: m["attempt"] for m in found} == {"g": 1, "h": 1, sent: 2}
 
+    async def test_another_gets_what_there_is_no_credit_for(self, one: Peer, two: Peer) -> None:
+        await one.say("FLOW", credits=2)
+        for group in ("g", "h"):
+            await one.subscribe("t", group)
+            await two.subscribe("t", group, credits=0, sub=group)
+        events = [{"topic": "t", "payload": n} for n in range(5)]
+        await two.ask("PUBLISH", topic="t", events=events)
+        sent = [await one.hear("MESSAGE") for _ in range(2)]
+        assert await one.silent(), "there were two credits for both"
+        for group in ("g", "h"):
+            await two.say("FLOW", credits=9, sub=group)
+        found = [await two.hear("MESSAGE") for _ in range(8)]
+        assert {m["attempt"] for m in found} == {1}
+        places = {(m["group"], m["offset"]) for m in (*sent, *found)}
+        assert places == {(group, 1 + n) for group in "gh" for n in range(5)}
+        await two.socket.close()
+        await one.say("FLOW", credits=8)
+        again = [await one.hear("MESSAGE") for _ in range(8)]
+        assert {(m["group"], m["offset"], m["attempt"]) for m in again} == {
+            (m["group"], m["offset"], 2) for m in found
+        }
+
     async def test_unsubscribing_gives_back_what_was_held(self, one: Peer, two: Peer) -> None:
         await one.ask("PUBLISH", topic="t", payload=1)
         await one.subscribe("t", "g")

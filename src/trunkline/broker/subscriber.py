@@ -61,6 +61,8 @@ class Owner(Protocol):
 
     def flush(self) -> None: ...
 
+    def refill(self) -> None: ...
+
     def forget(self, one: Held) -> None: ...
 
     def ended(self, subscriber: Subscriber, error: TrunklineError) -> None: ...
@@ -96,7 +98,6 @@ class Subscriber:
         self._timeout_s = 0.0
         self._timer: Handle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._credit = asyncio.Event()
         self._match = _filter(frame.where, frame.filter)
         self.subscription: LocalSubscription
 
@@ -172,9 +173,8 @@ class Subscriber:
         room = min(self._window, len(self._held) + self._ahead)
         if credits is not None:
             room = min(room, len(self._held) + credits)
+            self.subscription.keep_unread(credits)
         self.subscription.resize(room)
-        if credits:
-            self._credit.set()
 
     def let_go(self, one: Held) -> None:
         self._held.discard(one)
@@ -191,10 +191,14 @@ class Subscriber:
             async for delivery in subscription:
                 limit = min(_FRAMES_A_TURN, self._ahead // 2)
                 self._unsent = [delivery, *subscription.take(limit - 1)]
-                while self._unsent:
-                    count = await self._room(len(self._unsent))
-                    batch, self._unsent = self._unsent[:count], self._unsent[count:]
+                await self._writable()
+                count = self.credits()  # other subscriptions may have used them meanwhile
+                if count is not None and count < len(self._unsent):
+                    subscription.put_back(self._unsent[count:])
+                batch, self._unsent = self._unsent[:count], []
+                if batch:
                     self._send(batch)
+                (self if session.credits is None else session).refill()
                 session.flush()
                 if subscription.is_ready:
                     await asyncio.sleep(0)  # others have their turn, too
@@ -204,8 +208,8 @@ class Subscriber:
             logger.exception("deliveries of %s ended", self.frame.topic)
             session.ended(self, TrunklineError("internal error", code="internal"))
 
-    async def _room(self, count: int) -> int:
-        """How many of ``count`` may be sent now; waits until it is at least one."""
+    async def _writable(self) -> None:
+        """Wait until the client takes more."""
         session = self._session
         while not session.writable.is_set():
             patience_s = self._hub.options.stall_s * uniform(1.0, 1.2)  # not all at one moment
@@ -218,10 +222,6 @@ class Subscriber:
                     continue  # slow is not stalled
                 session.evict(f"it took nothing for {self._hub.options.stall_s:g} s")
                 await asyncio.Event().wait()  # until the session closes this
-        while (credits := self.credits()) == 0:
-            self._credit.clear()
-            await self._credit.wait()
-        return count if credits is None else min(count, credits)
 
     def _send(self, batch: list[Delivery]) -> None:
         session = self._session
@@ -259,7 +259,6 @@ class Subscriber:
                 )
         self._hub.counts.sent(batch[0].topic, len(batch), again)
         self._ahead = max(4, min(512, _AHEAD_BYTES * len(batch) // total))
-        self.refill()
         if self._timer is None:
             self._arm(now)
 

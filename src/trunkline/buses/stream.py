@@ -264,6 +264,13 @@ class LocalSubscription:
         if was_full and self.room() > 0:
             self._wake()
 
+    def keep_unread(self, most: int) -> None:
+        """Let others have what lies here beyond so many deliveries, as if it was never taken."""
+        while len(self._queue) > most:
+            delivery, _ = self._queue.pop()
+            if (pump := self._open.pop(delivery, None)) is not None:  # else it timed out
+                pump.give_back(delivery)
+
     def _wake(self) -> None:
         for pump in self._pumps.values():
             pump.wake()

@@ -10,6 +10,7 @@ import pytest
 
 import trunkline
 from trunkline.dead import Desk, Letter, read_letter, write_letter
+from trunkline.errors import NotFound
 from trunkline.event import Event, Record
 from trunkline.group import Group
 from trunkline.options import GroupOptions
@@ -148,6 +149,15 @@ async def test_a_letter_of_another_topic_put_there_by_hand_is_not_ours(office: O
     )
     await office.write(forged, Event(topic="orders.DLQ", payload="by hand"), letter_of(record(2)))
     assert await office.letters() == [(3, 2, 0)]
+
+
+async def test_a_letter_that_is_not_open_is_not_passed_over(office: Office) -> None:
+    await office.write(letter_of(record(2)), letter_of(record(3)))
+    [_ async for _ in office.desk.drop(offsets={2})]
+    for do in (office.desk.redrive, office.desk.drop):
+        with pytest.raises(NotFound, match=r"no open letter 2 7 of orders"):
+            [_ async for _ in do(offsets={1, 2, 7})]
+    assert await office.letters() == [(1, 2, 0)]
 
 
 async def test_what_cannot_be_given_back_is_refused_and_stays(office: Office) -> None:

@@ -7,7 +7,7 @@ books: a letter it has settled was redriven or dropped.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from datetime import datetime
 
 import msgspec
@@ -22,6 +22,7 @@ from trunkline.topics import DEAD_SUFFIX, dead_topic, is_dead
 
 DESK = "desk"
 _ERROR_BYTES = 1000
+_NAMED = 20  # in one message
 _PREFIX = "dlq-"
 
 
@@ -106,6 +107,16 @@ def check_member(topic: str, group: str) -> None:
             name=group,
             hint="take another name to read letters; trunkline dlq closes them",
         )
+
+
+def check_open(topic: str, offsets: Collection[int] | None, found: Iterable[Letter]) -> None:
+    """``NotFound`` if there are no open letters at some of the offsets that are asked for: either
+    something is done about all of them, or about none.
+    """
+    missing = sorted(set(offsets or ()) - {letter.offset for letter in found})
+    if missing:
+        names = " ".join(map(str, missing[:_NAMED])) + (" …" if len(missing) > _NAMED else "")
+        raise NotFound(f"no open letter {names} of {topic}", topic=topic, offsets=missing)
 
 
 class Redrive(msgspec.Struct, frozen=True):
@@ -218,13 +229,13 @@ class Desk:
         offsets: set[int] | None,
         match: Callable[[Event], bool] | None,
     ) -> AsyncIterator[Letter]:
-        chosen = [
+        found = [
             letter
             async for letter in self.letters(group=group)
-            if (offsets is None or letter.offset in offsets)
-            and (match is None or match(letter.event))
+            if offsets is None or letter.offset in offsets
         ]
-        for letter in chosen:
+        check_open(self.topic, offsets, found)
+        for letter in [letter for letter in found if match is None or match(letter.event)]:
             yield letter
 
     async def _missing(self, letter: Letter) -> str:

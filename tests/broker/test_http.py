@@ -753,6 +753,13 @@ class TestGroupsAndLetters:
         assert page["letters"] == found[1:]
         dry = await http.post("/topics/t/dlq/redrive", json={"dryRun": True})
         assert len(dry.json()["redriven"]) == 2
+        for what in ("redrive", "drop"):
+            wrong = await http.post(f"/topics/t/dlq/{what}", json={"offsets": [98, first, 99]})
+            assert (wrong.status_code, wrong.json()["message"]) == (
+                404,
+                "no open letter 98 99 of t",
+            )
+        assert await _letters(http, 2), "all of them, or none"
         done = await http.post("/topics/t/dlq/redrive", json={"offsets": [first]})
         assert [one["offset"] for one in done.json()["redriven"]] == [first]
         assert (await one.hear("MESSAGE"))["offset"] == found[0]["origin"]

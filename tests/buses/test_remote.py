@@ -15,7 +15,7 @@ from trunkline.broker.session import Session
 from trunkline.buses.link import Link
 from trunkline.buses.local import LocalBus
 from trunkline.buses.remote import RemoteBus
-from trunkline.errors import Conflict, Denied, InvalidEvent, InvalidOption
+from trunkline.errors import Conflict, Denied, InvalidEvent, InvalidOption, NotFound
 from trunkline.options import GroupOptions
 from trunkline.store import open_store
 from trunkline.testing import BusContract, HandlerContract
@@ -106,6 +106,9 @@ class TestTheWire:
                 (n, "") for n in range(1, 12)
             ]
             assert calls.count("redrive") < 4
+            with pytest.raises(NotFound, match="no open letter 11 of t"):
+                [_ async for _ in desk.drop(offsets={11, 12})]
+            assert await bus.link.call("redrive", topic="t", offsets=[11]) == [], "said again"
             assert [letter.offset async for letter in desk.drop()] == [12]
             assert [letter async for letter in desk.letters()] == []
 

@@ -94,8 +94,22 @@ def test_redrive_takes_letters_by_number(run: Run) -> None:
     assert run("dlq", "redrive", "t", "2", "--rate", "100").code == 0
     assert open_letters(run) == [1, 3, 4]
 
-    missing = run("dlq", "redrive", "t", "2", "99")
-    assert (missing.code, "no open letter 2 99" in missing.err) == (3, True)
+
+@pytest.mark.parametrize("verb", ["redrive", "drop --yes"])
+def test_a_letter_that_is_not_open_keeps_the_others_from_being_done(run: Run, verb: str) -> None:
+    run("dlq", "redrive", "t", "2")
+    missing = run("dlq", *verb.split(), "t", "1", "2", "99")
+    assert (missing.code, "no open letter 2 99 of t" in missing.err) == (3, True)
+    assert run("dlq", *verb.split(), "t", "1", "--group", "another").code == 3
+    assert open_letters(run) == [1, 3, 4]
+
+
+def test_letters_by_number_are_those_of_one_topic(run: Run) -> None:
+    run("pub", "u", "1")
+    reject("u", "h", 1)
+    several = run("dlq", "redrive", "*", "1")
+    assert (several.code, "more than one topic" in several.err) == (3, True)
+    assert run("dlq", "redrive", "*").out.endswith("5 redriven\n")
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf", "x"])

@@ -10,6 +10,7 @@ import msgspec
 
 from trunkline.broker.letters import page_of
 from trunkline.broker.session import Op, Session
+from trunkline.dead import Desk
 from trunkline.errors import InvalidOption, NotFound, reason
 from trunkline.options import TopicOptions, make
 from trunkline.store import GroupKey, lag_of
@@ -118,7 +119,7 @@ async def _redrive(session: Session, args: dict[str, Any]) -> Any:
         done
         async for done in desk.redrive(
             group=asked.group,
-            offsets=None if asked.offsets is None else set(asked.offsets),
+            offsets=await _still_open(desk, asked),
             match=match,
             rate=asked.rate,
             dry_run=asked.dry_run,
@@ -132,13 +133,23 @@ async def _drop(session: Session, args: dict[str, Any]) -> Any:
     session.require("admin", check_topic(asked.topic))
     match = compile_where(asked.where) if asked.where is not None else None
     desk = session.hub.bus.dead_letters(asked.topic)
-    offsets = None if asked.offsets is None else set(asked.offsets)
+    offsets = await _still_open(desk, asked)
     return [
         letter
         async for letter in desk.drop(
             group=asked.group, offsets=offsets, match=match, dry_run=asked.dry_run
         )
     ]
+
+
+async def _still_open(desk: Desk, asked: _Letters) -> set[int] | None:
+    """The client has looked whether they are open. A call that it repeats, because a connection was
+    lost, has closed some.
+    """
+    if asked.offsets is None:
+        return None
+    wanted = set(asked.offsets)
+    return {one.offset async for one in desk.letters(group=asked.group) if one.offset in wanted}
 
 
 async def _lag(session: Session, args: dict[str, Any]) -> int:

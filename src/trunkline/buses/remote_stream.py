@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from itertools import chain
 from random import random
 from time import monotonic
 from types import TracebackType
@@ -17,7 +18,7 @@ from trunkline.bus import Delivery, Outcome
 from trunkline.buses.ahead import Ahead
 from trunkline.buses.link import Link
 from trunkline.clock import Clock
-from trunkline.dead import Letter, Redrive
+from trunkline.dead import Letter, Redrive, check_open
 from trunkline.errors import Closed, InvalidFilter, NotFound, TrunklineError
 from trunkline.event import Event, Record
 from trunkline.frames import Credit, Extend, Message, Nack, Subscribe, Unsubscribe, dump
@@ -331,8 +332,7 @@ class RemoteDesk:
     ) -> list[list[Letter]]:
         """All of them, before any becomes another one."""
         wanted = None if offsets is None else sorted(offsets)
-        pages = [
-            [letter for letter in page if match is None or match(letter.event)]
-            async for page in self._pages(group=group, offsets=wanted)
-        ]
+        found = [page async for page in self._pages(group=group, offsets=wanted)]
+        check_open(self.topic, offsets, chain.from_iterable(found))
+        pages = [[one for one in page if match is None or match(one.event)] for page in found]
         return [page for page in pages if page]

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from trunkline.broker.hub import Hub
+from trunkline.dead import keeps_books
 from trunkline.store import lag_of
 
 _LAG_GROUPS = 1000
@@ -51,6 +52,7 @@ async def render(hub: Hub) -> tuple[bytes, str]:
 async def _lags(hub: Hub) -> dict[tuple[str, int, str], int]:
     store = hub.bus.store
     found: dict[tuple[str, int, str], int] = {}
-    for key in (await store.groups())[:_LAG_GROUPS]:
+    groups = [key for key in await store.groups() if not keeps_books(key)]
+    for key in groups[:_LAG_GROUPS]:
         found[key] = await lag_of(store, key)
     return found

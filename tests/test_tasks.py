@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -183,6 +184,49 @@ async def test_a_task_that_runs_can_be_cancelled(bus: Any) -> None:
         with pytest.raises(Refused, match="cancelled"):
             await ticket.result(10)
         assert await bus.drain(10)
+
+
+async def test_nothing_is_left_of_who_worked(bus: Any) -> None:
+    async with TaskQueue(bus, "resize") as queue:
+        await queue.work(lambda task: task.payload)
+    assert [key.group for key in await bus.store.groups()] == ["workers"]
+
+
+@pytest.mark.parametrize("behind_a_broker", [False, True])
+async def test_groups_of_killed_users_do_not_stay(behind_a_broker: bool) -> None:
+    from trunkline.broker.options import BrokerOptions
+    from trunkline.broker.server import Broker
+
+    clock = ManualClock()
+    async with contextlib.AsyncExitStack() as stack:
+        bus: Any = await stack.enter_async_context(trunkline.connect("memory:", clock=clock))
+        local = bus
+        if behind_a_broker:
+            broker = Broker(BrokerOptions(port=0, metrics_s=0), bus=local)
+            await stack.enter_async_context(broker)
+            bus = await stack.enter_async_context(trunkline.connect(broker.url, clock=clock))
+
+        async def groups() -> set[str]:
+            return {key.group for key in await local.store.groups()}
+
+        killed = {f"replies-{0:016x}": "resize.results", f"cancel-{0:016x}": "resize.cancel"}
+        for group, topic in {**killed, "replies-kept": "resize.results"}.items():
+            async with local.subscribe(topic, group=group):
+                pass  # and it ends here, before it could forget its group
+        idle = await stack.enter_async_context(TaskQueue(bus, "resize"))
+        await idle.work(lambda task: task.payload)
+        lives = await groups() - killed.keys()
+        for _ in range(2):
+            for topic in ("resize.results", "resize.cancel"):
+                await local.publish(topic, {"id": "x"})
+            await clock.run(timedelta(days=8).total_seconds())
+        for topic in ("resize.results", "resize.cancel"):
+            await local.store.trim(topic, 0, 2)
+        async with TaskQueue(bus, "resize") as queue:
+            await queue.work(lambda task: task.payload)
+            assert lives < await groups()
+            assert not killed.keys() & await groups()
+        assert await groups() == {*lives, "workers"}
 
 
 async def test_workers_share_over_a_broker() -> None:

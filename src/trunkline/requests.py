@@ -2,20 +2,24 @@
 
 A question is an event whose header ``reply-to`` names a topic; the answer is an event there whose
 ``cause`` is the question's id. Answers are ordinary durable events; nobody who stopped waiting
-leaves anything behind but them, and their topic forgets them by itself.
+leaves anything behind but them, and their topic forgets them by itself. The group of one who was
+killed is removed by those who come later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any, Final, Self, TypeVar
 
 from trunkline.bus import Delivery
 from trunkline.errors import Reject, TrunklineError
 from trunkline.event import Event, new_id
+from trunkline.store import GroupKey, Store
 from trunkline.topics import check_topic
 from trunkline.worker import adapt
 
@@ -23,6 +27,8 @@ REPLY_TO: Final = "reply-to"
 ERROR: Final = "error"
 REPLIES: Final = "replies"
 _KEPT_S: Final = 3600.0
+_PREFIX: Final = "replies-"
+_OWN: Final = "[0-9a-f]{16}"  # what ``own_group`` adds
 
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -37,14 +43,17 @@ class Replies:
     def __init__(self, bus: Any, topic: str = REPLIES) -> None:
         self._bus = bus
         self.topic = check_topic(topic)
-        self._group = f"replies-{secrets.token_hex(8)}"
+        self._group = own_group(_PREFIX)
         self._waiting: dict[str, asyncio.Future[Event]] = {}
         self._task: asyncio.Task[None] | None = None
         self._stream: Any = None
 
     async def __aenter__(self) -> Self:
         await define_short_lived(self._bus, self.topic)
-        self._stream = self._bus.subscribe(self.topic, group=self._group, start="latest")
+        await forget_left(self._bus, self.topic, _PREFIX)
+        # As good as the latest, and also right if the group has to be made a second time.
+        start = self._bus.clock.now()
+        self._stream = self._bus.subscribe(self.topic, group=self._group, start=start)
         await self._stream.__aenter__()
         self._task = asyncio.get_running_loop().create_task(self._listen())
         return self
@@ -151,6 +160,11 @@ async def define_short_lived(bus: Any, topic: str, kept_s: float = _KEPT_S) -> N
             await bus.define(topic, retention_age_s=kept_s, retain_unsettled=False)
 
 
+def own_group(prefix: str) -> str:
+    """A name for a group that only this process uses."""
+    return prefix + secrets.token_hex(8)
+
+
 async def forget_group(bus: Any, topic: str, group: str) -> None:
     """Remove a group that only this process used."""
     with contextlib.suppress(TrunklineError):
@@ -161,3 +175,33 @@ async def forget_group(bus: Any, topic: str, group: str) -> None:
         for key in await bus.store.groups():
             if (key.topic, key.group) == (topic, group):
                 await bus.store.update(key, None)
+
+
+async def forget_left(bus: Any, topic: str, prefix: str) -> None:
+    """Remove the groups of a short-lived topic whose users were killed."""
+    with contextlib.suppress(TrunklineError):
+        link = getattr(bus, "link", None)
+        if link is not None:
+            await link.call("forget_left", topic=topic, prefix=prefix)
+            return
+        for key in await left(bus.store, topic, prefix, bus.clock.now()):
+            await bus.store.update(key, None)
+
+
+async def left(store: Store, topic: str, prefix: str, now: datetime) -> list[GroupKey]:
+    """Those of the groups that are nobody's any more: one who lives settles what comes at once. The
+    log has forgotten records that these have not settled, and what it has of them is old, too.
+    """
+    own = re.compile(re.escape(prefix) + _OWN)
+    keys = [k for k in await store.groups() if k.topic == topic and own.fullmatch(k.group)]
+    gone = {key.group for key in keys if await _is_left(store, key, now)}
+    return [key for key in keys if key.group in gone]
+
+
+async def _is_left(store: Store, key: GroupKey, now: datetime) -> bool:
+    first, _ = await store.bounds(key.topic, key.partition)
+    last, is_held = await store.update(key, lambda group: (group.last_settled, bool(group.leases)))
+    if is_held or last + 1 >= first:
+        return False
+    found = await store.read(key.topic, key.partition, first, 1)
+    return not found or now - found[0].event.ts > timedelta(seconds=_KEPT_S)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -22,7 +21,16 @@ from trunkline.bus import Delivery
 from trunkline.errors import Denied, Reject, TrunklineError
 from trunkline.event import Event, new_id
 from trunkline.options import GroupOptions
-from trunkline.requests import ERROR, REPLY_TO, Refused, Replies, define_short_lived, forget_group
+from trunkline.requests import (
+    ERROR,
+    REPLY_TO,
+    Refused,
+    Replies,
+    define_short_lived,
+    forget_group,
+    forget_left,
+    own_group,
+)
 from trunkline.store import GroupKey
 from trunkline.topics import check_topic
 
@@ -30,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 P = TypeVar("P")
 _CANCELLED = "cancelled"
+_PREFIX = "cancel-"
 _REMEMBERED = 1_000_000  # what is forgotten is done after all
 _KEPT_S = 7 * 86_400.0
 _HEARD_IN = timedelta(seconds=1)  # a cancellation, by every worker
@@ -99,7 +108,7 @@ class TaskQueue:
         self._cancelled: OrderedDict[str, None] = OrderedDict()
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._watcher: asyncio.Task[None] | None = None
-        self._watch_group = f"cancel-{secrets.token_hex(8)}"
+        self._watch_group = own_group(_PREFIX)
         self._stack = contextlib.AsyncExitStack()
         self._entered = False
 
@@ -113,8 +122,9 @@ class TaskQueue:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
-            await forget_group(self._bus, self._cancel_topic, self._watch_group)
         await self._stack.aclose()
+        if self._watcher is not None:  # a member that leaves would make the group anew
+            await forget_group(self._bus, self._cancel_topic, self._watch_group)
 
     async def enqueue(
         self,
@@ -246,6 +256,7 @@ class TaskQueue:
     async def _watch(self) -> None:
         """Know what is cancelled, also what was before this worker began."""
         await define_short_lived(self._bus, self._cancel_topic, _KEPT_S)
+        await forget_left(self._bus, self._cancel_topic, _PREFIX)
         stream = self._bus.subscribe(self._cancel_topic, group=self._watch_group, start="earliest")
         await stream.__aenter__()
         self._stack.push_async_callback(stream.close)

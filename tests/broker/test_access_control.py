@@ -107,6 +107,10 @@ FRAMES: tuple[tuple[dict[str, Any], set[str]], ...] = (
         {"manager", "admin"},
     ),
     (
+        {"type": "CALL", "op": "forget_left", "args": {"topic": "orders", "prefix": "none-"}},
+        set(GRANTS),
+    ),
+    (
         {"type": "CALL", "op": "policy", "args": {"topic": "orders", "group": "billing"}},
         {"consumer", "manager", "admin"},
     ),

@@ -4,15 +4,17 @@ name. Each checks the caller's rights itself.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from trunkline.broker.letters import page_of
 from trunkline.broker.session import Op, Session
 from trunkline.dead import Desk
 from trunkline.errors import InvalidOption, NotFound, reason
 from trunkline.options import TopicOptions, make
+from trunkline.requests import left
 from trunkline.store import GroupKey, lag_of
 from trunkline.topics import check_group, check_topic, dead_topic, matches
 from trunkline.where import compile_where
@@ -35,6 +37,11 @@ class _Define(msgspec.Struct, forbid_unknown_fields=True):
 class _Forget(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     group: str
+
+
+class _ForgetLeft(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    prefix: Annotated[str, Meta(min_length=1)]
 
 
 class _Policy(_Forget):
@@ -174,6 +181,16 @@ async def _forget(session: Session, args: dict[str, Any]) -> None:
             await store.update(key, None)
 
 
+async def _forget_left(session: Session, args: dict[str, Any]) -> None:
+    """Remove groups such as the caller makes for itself, whose makers were killed."""
+    asked = _args(args, _ForgetLeft)
+    check_topic(asked.topic)
+    hub = session.hub
+    for key in await left(hub.bus.store, asked.topic, asked.prefix, hub.clock.now()):
+        if hub.allows(session.who, "subscribe", key.topic, key.group):
+            await hub.bus.store.update(key, None)
+
+
 async def _policy(session: Session, args: dict[str, Any]) -> Any:
     """How a group that the caller may be a member of is to be treated."""
     asked = _args(args, _Policy)
@@ -196,6 +213,7 @@ OPS: dict[str, Op] = {
     "bounds": _bounds,
     "lag": _lag,
     "forget": _forget,
+    "forget_left": _forget_left,
     "policy": _policy,
     "letters": _letters,
     "redrive": _redrive,

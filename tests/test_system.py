@@ -156,3 +156,23 @@ def test_names_from_outside_do_not_grow_the_counts_for_ever() -> None:
         counts.published(f"t{n}", 1)
     assert len(counts.by_topic) <= 1001
     assert counts.by_topic["other"]["published"] == 500
+
+
+async def test_what_is_being_told_at_the_end_is_not_lost() -> None:
+    begun = asyncio.Event()
+
+    class Slow:
+        async def publish(self, events: list[trunkline.Event], call_next: Any) -> Any:
+            begun.set()
+            await asyncio.sleep(0.05)
+            return await call_next(events)
+
+    async with trunkline.connect("memory:", middleware=[Slow()]) as bus:
+        system = System(bus, Counts(), metrics_s=0.0, audit=1.0)
+        await system.start(dict)
+        for n in range(3):
+            system.audit("denied", n=n)
+        await begun.wait()
+        system.audit("denied", n=3)
+        await system.close()
+        assert [row["n"] for row in await rows(bus, AUDIT, 0)] == [0, 1, 2, 3]

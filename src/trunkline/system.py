@@ -38,6 +38,7 @@ DEAD: Final = "system.bus.dlq"
 _WAITING_MAX = 10_000
 _BATCH = 500
 _PAUSE_S = 0.1
+_END_S = 3.0
 _METRICS_KEPT_S = 7 * 86_400.0
 
 
@@ -89,6 +90,7 @@ class System:
         self._share = audit
         self._waiting: deque[Event] = deque()
         self._wake = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, gauges: Callable[[], dict[str, float]]) -> None:
@@ -98,6 +100,9 @@ class System:
             self._tasks.append(loop.create_task(self._measure(gauges)))
 
     async def close(self) -> None:
+        with contextlib.suppress(TimeoutError):  # the device may be full
+            async with asyncio.timeout(_END_S):
+                await self._writing.acquire()  # what is being written is not cut off
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -163,7 +168,8 @@ class System:
             await self._wake.wait()
             await asyncio.sleep(_PAUSE_S)  # what happens together is written together
             self._wake.clear()
-            await self._flush()
+            async with self._writing:
+                await self._flush()
 
     async def _flush(self) -> None:
         while self._waiting:

@@ -306,6 +306,35 @@ class TestEvents:
             "datacontenttype": "application/json",
         }
 
+    async def test_extensions_come_out_as_the_type_they_came_in_as(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        sent = {"retries": 5, "final": True, "room": "5", "open": "true", "low": -(2**31)}
+        body = json.dumps({**CLOUDEVENT, **sent, "wide": 2**31})
+        kind = {"content-type": "application/cloudevents+json"}
+        assert (await http.post("/topics/t/events", content=body, headers=kind)).status_code == 201
+        found = (await http.get("/topics/t/events/0/1?form=cloudevent")).json()
+        assert {name: found[name] for name in sent} == sent
+        assert found["final"] is True
+        assert (found["wide"], "busheaders" in found) == ("2147483648", False)
+        back = await http.get("/topics/t/events/0/1?form=binary")
+        assert (back.headers["ce-retries"], back.headers["ce-final"]) == ("5", "true")
+        again = await http.post(
+            "/topics/u/events", content=json.dumps({**found, "topic": "u"}), headers=kind
+        )
+        assert again.status_code == 201
+        same = (await http.get("/topics/u/events/0/1?form=cloudevent")).json()
+        assert {name: same[name] for name in sent} == sent
+        forged = {
+            "typed-attributes": "a,b,datacontenttype",
+            "datacontenttype": "5",
+            "a": "[",
+            "b": "9e9",
+        }
+        await publish(http, "v", 1, headers=forged)
+        found = (await http.get("/topics/v/events/0/1?form=cloudevent")).json()
+        assert (found["a"], found["b"], found["datacontenttype"]) == ("[", "9e9", "5")
+
     @pytest.mark.parametrize(
         ("actor", "source"),
         [

@@ -48,6 +48,7 @@ _NAME: Final = re.compile(r"[a-z0-9]{1,40}")
 _CONTENT: Final = "datacontenttype"
 _HEADERS: Final = frozenset({_CONTENT, "dataschema"})  # of CloudEvents, kept as headers
 _BASE64: Final = "data-base64"  # a header: the payload is the base64 text of bytes
+_TYPED: Final = "typed-attributes"  # a header: which of the others are no text, but JSON
 
 
 def to_cloudevent(record: Record) -> dict[str, Any]:
@@ -74,11 +75,12 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
     if event.caps:
         found["caps"] = ",".join(event.caps)
     others = {}
+    typed = event.headers.get(_TYPED, "").split(",")
     for name, header in event.headers.items():
-        if name == _BASE64:
+        if name in (_BASE64, _TYPED):
             continue
         if name in _HEADERS or (_NAME.fullmatch(name) and name not in _OWN):
-            found[name] = header
+            found[name] = _value(header) if name in typed and name not in _HEADERS else header
         else:
             others[name] = header
     if others:
@@ -89,6 +91,15 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
         found.setdefault(_CONTENT, JSON)
         found["data"] = event.payload
     return found
+
+
+def _value(header: str) -> Any:
+    """What somebody else has put there stays text."""
+    try:
+        found = msgspec.json.decode(header)
+    except msgspec.DecodeError:
+        return header
+    return found if _is_typed(found) else header
 
 
 _Zoned = Annotated[datetime, Meta(tz=True)]
@@ -154,6 +165,7 @@ def _event(
             raise InvalidEvent(f"a CloudEvent has the attribute {name}", field=name)
     fields: dict[str, Any] = {}
     headers = dict(extra)
+    typed: list[str] = []
     for name, value in found.items():
         if name in _TEXT:
             fields[_TEXT[name]] = _text(name, value)
@@ -166,6 +178,10 @@ def _event(
             if not _NAME.fullmatch(name):
                 raise InvalidEvent(f"not the name of an attribute: {name[:60]!r}", field=name)
             headers[name] = _text(name, value)
+            if _is_typed(value) and name not in _HEADERS:
+                typed.append(name)
+    if typed:
+        headers[_TYPED] = ",".join(typed)
     named = found.get("topic")
     if named is not None and named != topic and topic:
         raise InvalidEvent(f"an event for {named!r} was sent to {topic}", field="topic")
@@ -201,6 +217,11 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise InvalidEvent(f"the attribute {name[:60]} is text", field=name)
     return value
+
+
+def _is_typed(value: Any) -> bool:
+    """A whole number of more bits is none for a CloudEvent, and stays text."""
+    return isinstance(value, int) and -(2**31) <= value < 2**31
 
 
 def _time(name: str, value: Any) -> datetime:
@@ -291,7 +312,9 @@ def to_binary(record: Record) -> tuple[dict[str, str], bytes]:
         body = data.encode()
     else:
         body = b"" if data is None else msgspec.json.encode(data)
-    headers = {f"ce-{name}": quote(str(value), safe=_PRINTABLE) for name, value in found.items()}
+    headers = {
+        f"ce-{name}": quote(_text(name, value), safe=_PRINTABLE) for name, value in found.items()
+    }
     if content is not None:
         headers["content-type"] = quote(content, safe=_PRINTABLE + ' "')
     return headers, body

@@ -13,6 +13,7 @@ import trunkline
 from trunkline.buses.local import LocalBus
 from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption, OutOfRange
 from trunkline.event import Event, Receipt
+from trunkline.log import atomic
 from trunkline.options import GroupOptions, TopicOptions
 from trunkline.store import GroupKey
 from trunkline.stores.memory import MemoryStore
@@ -180,7 +181,8 @@ async def test_drain_waits_for_topics_that_a_pattern_has_just_taken_in(bus: Loca
 async def test_a_pattern_goes_on_looking_after_an_error_of_the_system(
     bus: LocalBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topics, failures = bus.store.topics, iter([OSError(errno.EMFILE, "too many open files")])
+    error = OSError(errno.EMFILE, "too many open files")
+    topics, failures = bus.store.topics, iter([error, atomic.storage_error(error, "wal")])
 
     async def failing() -> dict[str, TopicOptions]:
         for error in failures:

@@ -391,10 +391,11 @@ class LocalSubscription:
             self._changed.clear()
             try:
                 await self.find()
-            except TrunklineError as error:
-                self.fail(error)
-                return
-            except OSError as error:  # no file can be opened at the moment, for example
+            except (TrunklineError, OSError) as error:
+                if isinstance(error, TrunklineError) and "errno" not in error.fields:
+                    self.fail(error)
+                    return
+                # No file can be opened at the moment, for example.
                 logger.warning("topics could not be looked for: %s", error)
                 self._changed.set()
             await asyncio.sleep(_FIND_S)

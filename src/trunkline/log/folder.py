@@ -249,12 +249,13 @@ class Folder:
         path = os.path.join(self.path, "topics.json")
         try:
             about = os.stat(path)
+            stamp = (about.st_ino, about.st_mtime_ns)
+            if self._topics[0] != stamp:
+                self._topics = (stamp, defined.read(path))
         except FileNotFoundError:
             self._topics = ((-1, -1), {})
-            return {}
-        stamp = (about.st_ino, about.st_mtime_ns)
-        if self._topics[0] != stamp:
-            self._topics = (stamp, defined.read(path))
+        except OSError as error:
+            raise atomic.storage_error(error, path) from error
         return self._topics[1]
 
     @contextlib.contextmanager

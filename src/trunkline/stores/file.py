@@ -18,13 +18,13 @@ from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from trunkline.clock import Clock
 from trunkline.errors import Closed, LockTimeout, StorageError, StorageFull, TrunklineError
 from trunkline.event import Event, Receipt, Record, encode_event
 from trunkline.group import Group
-from trunkline.log import upkeep
+from trunkline.log import atomic, upkeep
 from trunkline.log.folder import Folder
 from trunkline.log.inotify import Inotify
 from trunkline.options import Limits, StoreOptions, TopicOptions, make
@@ -32,6 +32,7 @@ from trunkline.store import Bell, Bounds, Features, GroupKey, pick_partition
 from trunkline.topics import DEAD_SUFFIX, check_topic
 
 T = TypeVar("T")
+P = ParamSpec("P")
 logger = logging.getLogger(__name__)
 
 _THREADS = 4
@@ -218,6 +219,8 @@ class FileStore:
             outcome = self._commit(lane, timeout_s=0.0)
         except LockTimeout:
             self._hand_over(lane)
+        except OSError as error:
+            self._committed(lane, self._told(error))
         except BaseException as error:  # noqa: BLE001 -- a waiter gets it, whatever it is
             self._committed(lane, error)
         else:
@@ -238,6 +241,8 @@ class FileStore:
             outcome: list[Receipt] | BaseException
             try:
                 outcome = self._commit(lane, timeout_s=None)
+            except OSError as error:
+                outcome = self._told(error)
             except BaseException as error:  # noqa: BLE001 -- a waiter gets it, whatever it is
                 outcome = error
             with contextlib.suppress(RuntimeError):  # the loop is gone, and with it the waiters
@@ -309,37 +314,32 @@ class FileStore:
     # -- reading and groups --------------------------------------------------------------------
 
     async def read(self, topic: str, partition: int, start: int, limit: int) -> list[Record]:
-        self._check()
-        return self.folder.read(topic, partition, start, limit)
+        return self._ask(self.folder.read, topic, partition, start, limit)
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
-        self._check()
-        return self.folder.bounds(topic, partition)
+        return self._ask(self.folder.bounds, topic, partition)
 
     async def seek(self, topic: str, partition: int, when: datetime) -> int:
-        self._check()
-        return self.folder.seek(topic, partition, when)
+        return self._ask(self.folder.seek, topic, partition, when)
 
     async def trim(self, topic: str, partition: int, before: int) -> Bounds:
-        self._check()
-        await asyncio.to_thread(upkeep.trim, self.folder, topic, partition, before)
+        await asyncio.to_thread(self._ask, upkeep.trim, self.folder, topic, partition, before)
         self.folder.forget(topic, partition)
         self.bell.ring(topic)
-        return self.folder.bounds(topic, partition)
+        return self._ask(self.folder.bounds, topic, partition)
 
     async def update(self, key: GroupKey, step: Callable[[Group], T] | None) -> T:
-        self._check()
         if step is None:
-            self.folder.remove_group(key)
+            self._ask(self.folder.remove_group, key)
             self.bell.ring(key.topic)  # or those who worked for it here hear of it by a reminder
             return None  # type: ignore[return-value]
-        self.folder.join()
+        self._ask(self.folder.join)
         lock = self._group_locks.get(key)
         if lock is None:
             lock = self._group_locks[key] = asyncio.Lock()
         if not lock.locked():
             with contextlib.suppress(LockTimeout):
-                return self.folder.step(key, step, timeout_s=0.02)
+                return self._ask(self.folder.step, key, step, 0.02)
         async with lock:
             return await self._step_later(key, step)
 
@@ -351,7 +351,7 @@ class FileStore:
         until = monotonic() + wait_s
         while True:
             try:
-                return self.folder.step(key, step, timeout_s=0.0)
+                return self._ask(self.folder.step, key, step, 0.0)
             except LockTimeout as error:
                 if monotonic() >= until:
                     said = f"{key.group} on {key.topic} has been locked for {wait_s} s"
@@ -359,19 +359,16 @@ class FileStore:
             await asyncio.sleep(_LOCK_S)
 
     async def groups(self) -> list[GroupKey]:
-        self._check()
-        return self.folder.groups()
+        return self._ask(self.folder.groups)
 
     async def topics(self) -> dict[str, TopicOptions]:
-        self._check()
-        return self.folder.topics()
+        return self._ask(self.folder.topics)
 
     async def define(self, topic: str, options: TopicOptions | None) -> None:
-        self._check()
         if options is None:
-            await asyncio.to_thread(self.folder.remove_topic, topic)
+            await asyncio.to_thread(self._ask, self.folder.remove_topic, topic)
         else:
-            await asyncio.to_thread(self.folder.define, topic, options)
+            await asyncio.to_thread(self._ask, self.folder.define, topic, options)
         self.bell.ring(topic)
 
     # -- other processes -----------------------------------------------------------------------
@@ -433,9 +430,17 @@ class FileStore:
             except (TrunklineError, OSError) as error:
                 logger.warning("%s failed: %s", what, error)
 
-    def _check(self) -> None:
+    def _ask(self, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the folder says, where an error of the system is one of the storage."""
         if self._closed:
             raise Closed("the bus is closed")
+        try:
+            return look(*args, **kwargs)
+        except OSError as error:
+            raise self._told(error) from error
+
+    def _told(self, error: OSError) -> StorageError:
+        return atomic.storage_error(error, error.filename or self.folder.path)
 
     async def close(self) -> None:
         if self._closed:
@@ -458,4 +463,7 @@ class FileStore:
                 await asyncio.to_thread(upkeep.tend, self.folder, done)
             except (TrunklineError, OSError) as error:
                 logger.warning("upkeep failed: %s", error)
-        self.folder.close()
+        try:
+            self.folder.close()
+        except OSError as error:
+            raise self._told(error) from error

@@ -1,0 +1,80 @@
+"""Errors of the operating system, as whoever uses a store meets them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trunkline.errors import StorageError
+from trunkline.event import Event
+from trunkline.options import TopicOptions
+from trunkline.store import GroupKey
+from trunkline.stores.file import FileStore
+
+TOPIC = "t"
+KEY = GroupKey(TOPIC, 0, "g")
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    """No file can be opened meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[FileStore]:
+    store = FileStore(os.fspath(tmp_path), reserve_bytes=0)
+    await store.append("known", [Event(topic="known")])
+    await asyncio.to_thread(int)  # a first thread takes files, too
+    yield store
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store: store.append(TOPIC, [Event(topic=TOPIC)]),
+        lambda store: store.read(TOPIC, 0, 1, 1),
+        lambda store: store.bounds(TOPIC, 0),
+        lambda store: store.seek(TOPIC, 0, datetime.now(UTC)),
+        lambda store: store.trim("known", 0, 2),
+        lambda store: store.update(KEY, lambda group: group.floor),
+        lambda store: store.groups(),
+        lambda store: store.topics(),
+        lambda store: store.define(TOPIC, TopicOptions(partitions=2)),
+        lambda store: store.define("known", None),
+    ],
+    ids=[
+        "append",
+        "read",
+        "bounds",
+        "seek",
+        "trim",
+        "update",
+        "groups",
+        "topics",
+        "define",
+        "remove",
+    ],
+)
+async def test_without_a_file_to_open_it_is_the_storage_that_fails(
+    store: FileStore, use: Callable[[FileStore], Any]
+) -> None:
+    with no_more_files(), pytest.raises(StorageError) as caught:
+        await asyncio.wait_for(use(store), 20)
+    assert caught.value.errno == errno.EMFILE
+    await asyncio.wait_for(use(store), 20)

@@ -16,7 +16,8 @@ import pytest
 
 from trunkline.errors import StorageError
 from trunkline.event import Event
-from trunkline.options import TopicOptions
+from trunkline.log.folder import Folder
+from trunkline.options import StoreOptions, TopicOptions
 from trunkline.store import GroupKey
 from trunkline.stores.file import FileStore
 
@@ -78,3 +79,16 @@ async def test_without_a_file_to_open_it_is_the_storage_that_fails(
         await asyncio.wait_for(use(store), 20)
     assert caught.value.errno == errno.EMFILE
     await asyncio.wait_for(use(store), 20)
+
+
+async def test_a_publisher_does_not_wait_for_ever_for_options_that_cannot_be_read(
+    store: FileStore,
+) -> None:
+    other = Folder(store.folder.path, StoreOptions(reserve_bytes=0))
+    other.define("another", TopicOptions(partitions=2))
+    other.close()
+    first = store.append("known", [Event(topic="known")])
+    store.folder._topics_until = 0.0  # the tenth of a second is over
+    with no_more_files(), pytest.raises(StorageError, match=r"topics\.json"):
+        await asyncio.wait_for(first, 20)
+    assert (await asyncio.wait_for(store.append("known", [Event(topic="known")]), 20))[0].offset

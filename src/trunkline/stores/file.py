@@ -211,11 +211,11 @@ class FileStore:
         so a commit is done in place as long as syncs have been quick of late; else by a thread.
         """
         lane.now, lane.next = lane.next, _Batch()
-        lane.spread = self.folder.topic(lane.topic).partitions != 1
-        if self._sync_s > self.options.inline_commit_s:
-            self._hand_over(lane)
-            return
         try:
+            lane.spread = self.folder.topic(lane.topic).partitions != 1
+            if self._sync_s > self.options.inline_commit_s:
+                self._hand_over(lane)
+                return
             outcome = self._commit(lane, timeout_s=0.0)
         except LockTimeout:
             self._hand_over(lane)

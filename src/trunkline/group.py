@@ -87,6 +87,7 @@ class Group:
         self.paused = False
         self.era = era
         self.ops: list[AnyOp] = []
+        self.news = False  # whether others changed it, and no pump of this process was told
         self.settled = Ranges()
         self.leases: dict[int, Lease] = {}
         self.waiting: dict[int, float] = {}

@@ -414,6 +414,7 @@ class Pump:
 
         def step(group: Group) -> Taken:
             nonlocal said, settled, buried
+            group.news = False
             said, self._said = self._said, _Said()
             settled, buried = self._note(group, said)
             # What was passed over comes first again, and must not stand in the way.

@@ -511,11 +511,10 @@ class Folder:
         return atomic.is_locked(os.path.join(self.path, "members", member))
 
     def _free_the_dead(self, group: Group) -> None:
-        if not group.leases:
-            return
-        for member in group.holders():
+        for member in group.holders() if group.leases else ():
             if member != self.member and not self.is_alive(member):
                 group.free(member)
+                group.news = True
 
     # -- room ----------------------------------------------------------------------------------
 

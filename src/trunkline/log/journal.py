@@ -313,8 +313,11 @@ class GroupFile:
         try:
             if self._fd < 0:
                 self._load(path)
-            else:
+            elif size > self._position:
                 self._read_journal(size)
+            else:
+                return
+            self.group.news = True
         except BaseException as error:
             self._forget()
             if isinstance(error, OSError):

@@ -1,0 +1,56 @@
+"""What another process does to a group that this one works for, too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trunkline.buses.local import LocalBus
+from trunkline.group import Group, Item, Taken
+from trunkline.log.folder import Folder
+from trunkline.options import GroupOptions, StoreOptions
+from trunkline.store import GroupKey, lag_of
+from trunkline.stores.file import FileStore
+
+KEY = GroupKey("orders", 0, "billing")
+
+
+def take(folder: Folder) -> Taken:
+    def step(group: Group) -> Taken:
+        group.define(GroupOptions(), 0)
+        group.offer(Item(1, None, 0, 0.0, float("inf"), 0.0))
+        return group.take(folder.join(), now=folder.clock.monotonic(), wall=0.0, limit=1)
+
+    return folder.step(KEY, step)
+
+
+def give_back(folder: Folder, taken: Taken) -> None:
+    folder.step(KEY, lambda group: group.give_back(taken.leases))
+
+
+def die(folder: Folder, taken: Taken) -> None:
+    folder.abandon()
+
+
+@pytest.mark.parametrize("act", [give_back, die])
+async def test_a_pump_hears_at_once_of_what_somebody_else_here_found(
+    tmp_path: Path, act: Callable[[Folder, Taken], None]
+) -> None:
+    store = FileStore(os.fspath(tmp_path), reserve_bytes=0, poll_s=100.0)
+    other = Folder(os.fspath(tmp_path), StoreOptions(reserve_bytes=0))
+    async with LocalBus(store) as bus:
+        await bus.publish("orders", 1)
+        taken = take(other)
+        assert [lease.offset for lease in taken.leases] == [1]
+        async with bus.subscribe("orders", group="billing") as stream:
+            waiting = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            act(other, taken)
+            assert await lag_of(store, KEY) == 1
+            assert (await asyncio.wait_for(waiting, 5)).event.payload == 1
+    other.close()

@@ -16,29 +16,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from trunkline.clock import Clock, SystemClock
 from trunkline.errors import (
     Closed,
     Conflict,
-    Corrupt,
     InvalidOption,
     NoBus,
     NotFound,
     StorageError,
     StorageFull,
-    UnsupportedFormat,
-    reason,
 )
 from trunkline.event import Event, Record, new_id
 from trunkline.group import Group
-from trunkline.log import atomic, defined, layout, reserve
-from trunkline.log.head import FORMAT, Head
+from trunkline.log import atomic, defined, layout, marker, reserve
+from trunkline.log.head import Head
 from trunkline.log.inotify import Change
 from trunkline.log.journal import GroupFile, group_of
-from trunkline.log.line import Damaged, close_line, is_intact
 from trunkline.log.reader import Bounds, PartitionReader
 from trunkline.log.recovery import READ_BYTES
 from trunkline.log.writer import PartitionWriter, Placed
@@ -61,12 +56,6 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
-
-
-class _About(msgspec.Struct):
-    format: int = 0
-    id: str = ""
-    crc: str | None = None  # there was none in early folders
 
 
 class GroupKey(NamedTuple):
@@ -107,9 +96,9 @@ class Folder:
         _folders.add(self)
 
     def _open(self) -> None:
-        marker = os.path.join(self.path, "bus.json")
+        path = os.path.join(self.path, "bus.json")
         try:
-            os.stat(marker)
+            os.stat(path)
         except FileNotFoundError:
             # A folder without the marker is adopted if it looks like a bus, made if it is empty.
             if not self.options.create and not os.path.isdir(os.path.join(self.path, "wal")):
@@ -124,42 +113,22 @@ class Folder:
                 hint="use a local disk, or allow_network=True if one process uses it at a time",
             )
         try:
-            self._make(marker)
+            self._make(path)
         except OSError as error:
             if self.options.create or error.errno not in atomic.READ_ONLY:
                 raise  # else what is there can be read
-        try:
-            about = _About()
-            with contextlib.suppress(FileNotFoundError), open(marker, "rb") as file:
-                about = msgspec.json.decode(data := file.read(), type=_About)
-                if about.crc and about.format <= FORMAT and not is_intact(data.rstrip(b"\n")):
-                    raise Damaged("the checksum does not fit")
-        except (msgspec.DecodeError, UnicodeDecodeError, Damaged) as error:
-            raise Corrupt(
-                f"bus.json is damaged: {reason(error)}",
-                path=marker,
-                position=0,
-                hint="put it back from a backup; or remove it, and the folder gets a new name",
-            ) from error
-        if about.format > FORMAT:
-            raise UnsupportedFormat(
-                f"{self.path} has format {about.format}, this version reads up to {FORMAT}",
-                path=self.path,
-                hint="upgrade trunkline",
-            )
-        self.id = about.id
+        self.id = marker.read(path)
         if self.options.reserve_bytes:
             reserve.fill(self.path, self.options.reserve_bytes)
 
-    def _make(self, marker: str) -> None:
+    def _make(self, path: str) -> None:
         for name in ("wal", "offsets", "dlq", "members"):
             atomic.make_dir(os.path.join(self.path, name))
-        if not os.path.exists(marker):
+        if not os.path.exists(path):
             with self._locked():
-                if not os.path.exists(marker):
-                    fresh = {"format": FORMAT, "id": new_id()}
-                    fresh["created"] = self.clock.now().isoformat()
-                    atomic.replace_file(marker, close_line(msgspec.json.encode(fresh)[:-1]))
+                if not os.path.exists(path):
+                    now = self.clock.now().isoformat()
+                    atomic.replace_file(path, marker.encode(new_id(), now))
 
     def names(self, place: str) -> list[str]:
         """The files of a folder in it; none where one may only read, and it was never made."""

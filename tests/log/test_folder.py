@@ -20,6 +20,8 @@ from trunkline.errors import (
     UnsupportedFormat,
 )
 from trunkline.event import encode_event
+from trunkline.group import Group
+from trunkline.log import atomic
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.options import GroupOptions, Limits, StoreOptions, TopicOptions
 
@@ -226,3 +228,26 @@ def test_a_topic_that_is_not_there_is_no_news(folder: Folder, opener: Opener) ->
     assert folder.noticed() == set()
     publish(opener(), [1])
     assert folder.noticed() == {TOPIC}
+
+
+def test_what_members_do_while_a_topic_is_removed_settles_nothing_in_the_next(
+    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, remove, other = GroupKey(TOPIC, 0, "g"), atomic.remove_files, opener()
+    publish(folder, range(1, 4))
+    other.step(key, lambda group: group.define(GroupOptions(), 0))
+
+    def work(group: Group) -> None:
+        group.begin_anew()
+        group.settle([1, 2, 3])
+
+    def beside(paths: list[str]) -> None:
+        if any(path.endswith(".head") for path in paths):
+            other.step(key, work)
+        remove(paths)
+
+    monkeypatch.setattr(atomic, "remove_files", beside)
+    folder.remove_topic(TOPIC)
+    publish(folder, ["new"])
+    assert folder.look(key, lambda group: group.floor) == 0
+    assert other.step(key, lambda group: group.floor) == 0

@@ -203,16 +203,23 @@ class Folder:
         for partition in range(self.topics()[name].partitions):
             writer = self.writer(name, partition)
             writer.begin()
-            stem = layout.log_stem(name, partition)
-            folder, _, start = stem.partition("/")
-            place = os.path.join(self.path, folder)
-            mine = [f for f in os.listdir(place) if layout.belongs(f, start, folder == "dlq")]
-            mine.sort(key=lambda file: file.endswith(".head"))  # the head, our lock, goes last
-            atomic.remove_files([os.path.join(place, file) for file in mine])
-            writer.end()
+            try:
+                self._remove_log(name, partition)
+                for key in self.groups():  # begun anew with records that were still there
+                    if (key.topic, key.partition) == (name, partition):
+                        self.remove_group(key)
+            finally:
+                writer.end()
             self._drop(name, partition)
         with self._locked_topics() as topics:
             topics.pop(name, None)
+
+    def _remove_log(self, topic: str, partition: int) -> None:
+        folder, _, start = layout.log_stem(topic, partition).partition("/")
+        place = os.path.join(self.path, folder)
+        mine = [f for f in os.listdir(place) if layout.belongs(f, start, folder == "dlq")]
+        mine.sort(key=lambda file: file.endswith(".head"))  # the head, our lock, goes last
+        atomic.remove_files([os.path.join(place, file) for file in mine])
 
     def _defined(self) -> dict[str, TopicOptions]:
         path = os.path.join(self.path, "topics.json")

@@ -230,6 +230,18 @@ def test_a_topic_that_is_not_there_is_no_news(folder: Folder, opener: Opener) ->
     assert folder.noticed() == {TOPIC}
 
 
+def test_who_reads_and_who_writes_outlive_the_removal_of_their_topic(folder: Folder) -> None:
+    """A thread removes it: what the loop is just using must not be closed beneath it."""
+    publish(folder, range(1, 4))
+    reader, writer = folder.reader(TOPIC, 0), folder.writer(TOPIC, 0)
+    assert len(reader.read(1)) == 3
+    folder.remove_topic(TOPIC)
+    assert reader.bounds() == (1, 1)
+    publish(folder, ["new"])
+    assert [record.event.payload for record in reader.read(1)] == ["new"]
+    assert (folder.reader(TOPIC, 0), folder.writer(TOPIC, 0)) == (reader, writer)
+
+
 def test_what_members_do_while_a_topic_is_removed_settles_nothing_in_the_next(
     folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,7 +195,7 @@ class Folder:
                         file.step(first.spread, file.timeout_s, make_room=self.make_room)
 
     def remove_topic(self, name: str) -> None:
-        """Remove a topic, its records and its groups for good."""
+        """Remove a topic, its records and its groups for good. From any thread."""
         if not self.has_topic(name):
             raise NotFound(f"there is no topic {name}", topic=name)
         for key in [key for key in self.groups() if key.topic == name]:
@@ -208,9 +208,9 @@ class Folder:
                 for key in self.groups():  # begun anew with records that were still there
                     if (key.topic, key.partition) == (name, partition):
                         self.remove_group(key)
+                writer.abandon()
             finally:
                 writer.end()
-            self._drop(name, partition)
         with self._locked_topics() as topics:
             topics.pop(name, None)
 
@@ -303,11 +303,11 @@ class Folder:
         """A reader of one's own, for another thread."""
         return PartitionReader(self.path, check_topic(topic), partition)
 
-    def forget(self, topic: str, partition: int) -> None:
-        """Look at the files anew: they were rewritten."""
-        reader = self._readers.get((topic, partition))
-        if reader is not None:
-            reader.forget()
+    def forget(self, topic: str, partition: int | None = None) -> None:
+        """Look at the files anew: they were rewritten, or removed."""
+        for (name, number), reader in self._readers.items():
+            if name == topic and partition in (None, number):
+                reader.forget()
 
     def writer(self, topic: str, partition: int) -> PartitionWriter:
         if os.getpid() != self._pid or self._closed:
@@ -352,14 +352,6 @@ class Folder:
         if any(file.is_behind() for file in files) or not all(map(self.is_alive, holders)):
             found.add("")
         return found
-
-    def _drop(self, topic: str, partition: int) -> None:
-        reader = self._readers.pop((topic, partition), None)
-        if reader is not None:
-            reader.close()
-        writer = self._writers.pop((topic, partition), None)
-        if writer is not None:
-            writer.abandon()
 
     # -- groups --------------------------------------------------------------------------------
 

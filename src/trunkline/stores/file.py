@@ -378,6 +378,7 @@ class FileStore:
     async def define(self, topic: str, options: TopicOptions | None) -> None:
         if options is None:
             await asyncio.to_thread(self._ask, self.folder.remove_topic, topic)
+            self.folder.forget(topic)
         else:
             await asyncio.to_thread(self._ask, self.folder.define, topic, options)
         self.bell.ring(topic)

@@ -14,6 +14,7 @@ from trunkline.event import encode_event
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.log.inotify import Change, Inotify
 from trunkline.log.reader import PartitionReader
+from trunkline.ops import Leased
 from trunkline.options import GroupOptions, Limits, StoreOptions
 
 KEY = GroupKey("orders", 0, "billing")
@@ -117,6 +118,23 @@ def test_a_few_looks_see_every_group(tmp_path: Path, count: int) -> None:
         assert looks[0] or count == 100
         ours.step(key, lambda group: group.floor)
         assert not any("" in ours.noticed(turn) for turn in range(5))
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_group_that_nobody_works_for_here_is_no_news_at_every_look(
+    tmp_path: Path, dies: bool
+) -> None:
+    ours, theirs = Folder(str(tmp_path / "bus")), Folder(str(tmp_path / "bus"))
+    for _ in range(2):
+        theirs.step(KEY, lambda group: group.define(GroupOptions(), 0))
+        theirs.step(KEY, lambda group: group._do(Leased(theirs.join(), 1e9, [(9, 9)])))
+        ours.step(KEY, lambda group: group.floor)
+        theirs.abandon() if dies else theirs.step(KEY, lambda group: group.seek(1))
+        assert [ours.noticed() for _ in range(3)] == [{""}, set(), set()]
+        ours.step(KEY, lambda group: group.floor)
+        assert ours.noticed() == set()
     ours.close()
     theirs.close()
 

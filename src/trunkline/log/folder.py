@@ -342,15 +342,19 @@ class Folder:
 
     def noticed(self, turn: int = 0) -> set[str]:
         """The same by looking, for what no file tells: that a member is no more. Where there are
-        many groups each turn looks at some of them, so as to hold up nobody for long.
+        many groups each turn looks at some of them, so as to hold up nobody for long. What nobody
+        here takes a step for is told once.
         """
         turns = min(1 + len(self._groups) // _AT_A_LOOK, _TURNS)
-        files = list(self._groups.values())[turn % turns :: turns]
+        files = [f for f in [*self._groups.values()][turn % turns :: turns] if not f.was_noticed]
         readers = list(self._readers.items())  # a thread may be removing a topic
         found = {topic for (topic, _), reader in readers if reader.is_behind()}
         holders = {member for file in files for member in file.group.holders()} - {self.member}
-        if any(file.is_behind() for file in files) or not all(map(self.is_alive, holders)):
-            found.add("")
+        gone = {member for member in holders if not self.is_alive(member)}
+        for file in files:
+            if file.is_behind() or not gone.isdisjoint(file.group.holders()):
+                file.was_noticed = True
+                found.add("")
         return found
 
     # -- groups --------------------------------------------------------------------------------

@@ -90,6 +90,7 @@ class GroupFile:
         self.group = Group(era=getrandbits(31))
         self.epoch = 0
         self.is_adopted = False
+        self.was_noticed = False  # that others changed it, since a step was taken here
         self.dirty = False
 
     @property
@@ -126,6 +127,7 @@ class GroupFile:
         the files. ``make_room`` is asked once when the device is full.
         """
         self._lock(timeout_s)
+        self.was_noticed = False
         try:
             try:
                 self._catch_up()

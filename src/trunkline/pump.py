@@ -312,7 +312,7 @@ class Pump:
             self._group = await self._store.update(self.key, lambda group: group)
             self._era = self._group.era
         told, self._told = self._told, False
-        looked = await self._look_ahead()
+        looked = await self._look_ahead(told)
         group = self._group
         found = bool(self._ahead or group.again or group.blocked)
         found = found or (bool(group.available() or self._said.back) and self._room() > 0)
@@ -357,7 +357,7 @@ class Pump:
             return self._outlets[0].room()
         return sum([outlet.room() for outlet in self._outlets])
 
-    async def _look_ahead(self) -> bool:
+    async def _look_ahead(self, told: bool) -> bool:
         """Read what the window may hold next, outside of the group's lock; False if there was no
         need to.
         """
@@ -376,7 +376,11 @@ class Pump:
         self._is_damaged = False
         start = group.read_to
         try:
-            found = await self._store.read(topic, partition, start, limit)
+            found, end = await self._store.read(topic, partition, start, limit), start
+            if told and not found:  # what comes last may have been compacted away
+                _, end = await self._store.bounds(topic, partition)
+                if end > start:
+                    found = await self._store.read(topic, partition, start, limit)
         except OutOfRange as error:
             self._ahead = _Ahead(start, error.first, [])
         except Corrupt:
@@ -387,6 +391,8 @@ class Pump:
             if found:
                 self._ahead = _Ahead(start, start, found)
                 stock.weigh(found, _SPARE_RECORDS)
+            elif end > start:
+                self._ahead = _Ahead(start, end, [])
         return True
 
     def _has_enough(self) -> bool:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from trunkline.buses.local import LocalBus
 from trunkline.errors import Closed, LockTimeout
 from trunkline.event import Event, encode_event
 from trunkline.group import Group
-from trunkline.log import atomic
+from trunkline.log import atomic, upkeep
 from trunkline.log.folder import Folder
 from trunkline.options import GroupOptions, Limits, StoreOptions, TopicOptions
 from trunkline.store import GroupKey
@@ -199,6 +200,27 @@ async def test_a_duplicate_of_what_was_removed_has_its_own_id(store: FileStore) 
 
     assert (kept.offset, kept.duplicate, kept.id) == (1, True, sent[0].id)
     assert (gone.offset, gone.duplicate, gone.id) == (1, True, sent[2].id)
+
+
+async def test_a_new_group_is_done_with_a_log_whose_end_was_compacted_away(tmp_path: Path) -> None:
+    got: list[object] = []
+    store = FileStore(os.fspath(tmp_path), reserve_bytes=0)
+    async with LocalBus(store) as bus:
+        await bus.define(TOPIC, compact=True, segment_records=2)
+        await bus.publish(TOPIC, "kept", key="a")
+        for payload in (1, 2, None):
+            await bus.publish(TOPIC, payload, key="b")
+        writer = store.folder.writer(TOPIC, 0)
+        writer.roll(writer.begin())
+        writer.end()
+        assert upkeep.compact(store.folder, TOPIC, 0) == 3
+        bus.on(TOPIC, group="g")(lambda event: got.append(event.payload))
+        await bus.start()
+        assert await bus.drain(10)
+        assert await store.update(KEY, lambda group: group.floor) == 4
+        await bus.publish(TOPIC, "new")
+        assert await bus.drain(10)
+    assert got == ["kept", "new"]
 
 
 async def test_short_scripts_alone_tend_what_they_finish(tmp_path: Path) -> None:

@@ -294,6 +294,19 @@ async def test_the_window_is_bounded_by_lookahead(bus: LocalBus, clock: ManualCl
         assert await bus.store.update(KEY, lambda group: group.read_to) <= 11
 
 
+async def test_what_was_purged_while_it_was_delayed_is_in_nobodys_way(bus: LocalBus) -> None:
+    policy = GroupOptions(lookahead=4)
+    async with bus.subscribe("orders", group="billing", policy=policy) as stream:
+        await bus.publish_many("orders", [1, 2, 3], delay_s=3600.0)
+        await bus.publish("orders", "held")
+        held = await soon(stream)
+        await bus.store.trim("orders", 0, 5)
+        await bus.publish("orders", "new")
+        assert (await soon(stream)).event.payload == "new"
+        await held.ack()
+    assert await bus.store.update(KEY, lambda group: (group.floor, len(group.window))) == (4, 1)
+
+
 async def test_hooks_are_told_what_becomes_of_records(clock: ManualClock) -> None:
     settled: list[tuple[str, int]] = []
     dead: list[tuple[int, str, str]] = []

@@ -117,7 +117,7 @@ class Pump:
         self._stock = Stock(store, key, others)
         self._has_plenty = False
         self._ahead: _Ahead | None = None
-        self._gone: set[int] = set()  # redriven, but no longer in the log
+        self._gone: set[int] = set()  # in the window or redriven, but no longer in the log
         self._more = False
         self._is_damaged = False  # the log, behind what is available
         self._said = _Said()
@@ -314,7 +314,7 @@ class Pump:
         told, self._told = self._told, False
         looked = await self._look_ahead(told)
         group = self._group
-        found = bool(self._ahead or group.again or group.blocked)
+        found = bool(self._ahead or self._gone or group.again or group.blocked)
         found = found or (bool(group.available() or self._said.back) and self._room() > 0)
         if not (told or found):
             # What the group's files hold is known; what the log holds, if it was looked at.
@@ -369,6 +369,11 @@ class Pump:
         if strays := group.strays():
             await stock.fetch(strays)
             self._gone.update(offset for offset in strays if offset not in stock.records)
+        if group.wants() <= 0:  # what was purged shall not fill the window until it is due
+            first, _ = await self._store.bounds(self.key.topic, self.key.partition)
+            if group.floor + 1 < first:
+                free = group.window.keys() - group.leases.keys()
+                self._gone.update(offset for offset in free if offset < first)
         if self._ahead or self._has_enough():
             return False
         topic, partition, _ = self.key
@@ -445,6 +450,7 @@ class Pump:
             self._era, self._more, self._ahead = group.era, True, None
             self._stock.records.clear()
             self._buried.clear()
+            self._gone.clear()
         now = self._clock.monotonic()
         settled = group.ack(said.acks) if said.acks else []
         buried: list[_Dead] = []
@@ -495,11 +501,12 @@ class Pump:
             stray = self._stock.records.get(offset)
             if stray is not None:
                 self._offer(group, stray, now)
-            elif offset in self._gone:
-                group.settle([offset])
-            else:  # redriven by another process since we looked ahead
+            elif offset not in self._gone:  # redriven by another process since we looked ahead
                 self._more = True
-        self._gone.clear()
+        if self._gone:
+            group.settle(self._gone)
+            self._gone.clear()
+            self._more = True
         if self._closing:
             return Taken([], [], [], [])
         room = self._room()

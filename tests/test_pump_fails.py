@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trunkline.buses.local import LocalBus
-from trunkline.errors import InvalidFilter, StorageFull
+from trunkline.errors import InvalidFilter, StorageError, StorageFull
 from trunkline.event import Event, Receipt
 from trunkline.group import Group
 from trunkline.log.journal import GroupFile
@@ -90,6 +90,62 @@ async def test_who_comes_after_a_filter_failed_is_served(clock: ManualClock) -> 
             async with bus.subscribe("orders", group="billing") as later:
                 got = [await soon(later), await soon(later)]
     assert [(delivery.event.payload, delivery.attempt) for delivery in got] == [(0, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("fails", [1, 99])
+async def test_an_ack_that_cannot_be_written_at_the_end_is_tried_again_and_told(
+    tmp_path: Path,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fails: int,
+) -> None:
+    append, left = GroupFile._append, fails
+
+    def refuse(self: GroupFile, *args: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise StorageError("the journal cannot be written")
+        append(self, *args)
+
+    async with LocalBus(FileStore(str(tmp_path), clock=clock), clock=clock) as bus:
+        await bus.publish("orders", 1)
+        async with bus.subscribe("orders", group="billing") as stream:
+            delivery = await soon(stream)
+            await clock.settle()
+            monkeypatch.setattr(GroupFile, "_append", refuse)
+            await delivery.ack()
+        monkeypatch.undo()
+        is_settled = await bus.store.update(KEY, lambda group: group.is_settled(1))
+    assert is_settled == (fails == 1)
+    assert ("may come again" in caplog.text) == (fails > 1)
+
+
+async def test_acks_are_written_at_the_end_also_where_letters_cannot_be(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, fails = Slow(clock), 1
+    update = store.update
+
+    async def refuse(key: GroupKey, step: Any) -> Any:
+        nonlocal fails
+        if step is not None and store.fails and fails:
+            fails -= 1
+            raise StorageFull("no room")
+        return await update(key, step)
+
+    async with LocalBus(store, clock=clock) as bus:
+        await bus.publish_many("orders", [1, 2])
+        async with bus.subscribe("orders", group="billing") as stream:
+            one, two = await soon(stream), await soon(stream)
+            store.fails = 99
+            await one.term("no")
+            await clock.settle()
+            monkeypatch.setattr(store, "update", refuse)
+            await two.ack()
+        assert fails == 0
+        assert await update(KEY, lambda group: list(group.settled)) == [(2, 2)]
 
 
 async def test_what_expired_is_a_letter_also_when_its_subscriber_left(clock: ManualClock) -> None:

@@ -175,8 +175,10 @@ class Pump:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._cancel_alarm()
-            await self._bury()
-            await self._update(take=False)
+            try:
+                await self._bury()
+            finally:
+                await self._update(take=False)
 
     def idle(self) -> bool:
         return not self._outlets

@@ -314,8 +314,10 @@ class LocalSubscription:
                     self, [d for d in mine if d in unread], [d for d in mine if d not in unread]
                 )
             if home.drop(key, pump):
-                with contextlib.suppress(TrunklineError):
+                try:
                     await pump.close()
+                except TrunklineError as error:  # whoever leaves is not held up by it
+                    logger.warning("what was settled last on %s may come again: %s", key, error)
         home.subscriptions.discard(self)
 
     # -- as a pump sees it ---------------------------------------------------------------------

@@ -9,6 +9,7 @@ import os
 import resource
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 
 from trunkline.errors import StorageError
 from trunkline.event import Event
+from trunkline.group import Group
 from trunkline.log.folder import Folder
-from trunkline.options import StoreOptions, TopicOptions
+from trunkline.options import GroupOptions, StoreOptions, TopicOptions
 from trunkline.store import GroupKey
 from trunkline.stores.file import FileStore
 
@@ -79,6 +81,19 @@ async def test_without_a_file_to_open_it_is_the_storage_that_fails(
         await asyncio.wait_for(use(store), 20)
     assert caught.value.errno == errno.EMFILE
     await asyncio.wait_for(use(store), 20)
+
+
+async def test_a_step_that_was_taken_does_not_fail_for_want_of_a_new_journal(
+    tmp_path: Path,
+) -> None:
+    """Else nobody would know of the leases that it took."""
+    store = FileStore(os.fspath(tmp_path), reserve_bytes=0, snapshot_bytes=1024)
+    await store.update(KEY, lambda group: group.define(GroupOptions(), 0))
+    with no_more_files():
+        for offset in range(1, 60):
+            step = partial(Group.settle, offsets=[offset])
+            assert await store.update(KEY, step) == [offset]
+    await store.close()
 
 
 async def test_a_publisher_does_not_wait_for_ever_for_options_that_cannot_be_read(

@@ -374,7 +374,7 @@ class Folder:
             file.begin(self.head(key.topic, key.partition), timeout_s)
         result = file.step(action, timeout_s, before=self._free_the_dead, make_room=self.make_room)
         if file.size > self.options.snapshot_bytes or file.is_poisoned:
-            with contextlib.suppress(StorageError):  # the next step tries again
+            with contextlib.suppress(StorageError, OSError):  # the next step tries again
                 file.renew(self._segment(key))
         return result
 

@@ -31,6 +31,17 @@ async def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:
         await store.close()
 
 
+async def test_a_tilde_in_a_url_is_the_home_and_no_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    await open_store("file:~/bus").close()
+    await open_store("file:./~").close()
+    assert (tmp_path / "home" / "bus" / "bus.json").exists()
+    assert (tmp_path / "~" / "bus.json").exists()
+
+
 def test_a_url_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
     for url in ("file:", "file://bus", "file://host/bus", "carrier-pigeon:x", "", "orders"):
         with pytest.raises(InvalidOption):

@@ -54,6 +54,7 @@ from trunkline.files.forms import (
     word,
 )
 from trunkline.log import atomic
+from trunkline.log.layout import folder_path
 from trunkline.options import Limits
 from trunkline.topics import SYSTEM_PREFIX, check_pattern, is_dead, matches
 
@@ -494,7 +495,7 @@ def _split(url: str) -> tuple[str, str]:
         raise InvalidOption(
             f"cannot bridge {url!r}", value=url, hint="use spool:DIR, ndjson:FILE or file:DIR"
         )
-    return scheme, place
+    return scheme, folder_path(place) if scheme == "file" else os.path.expanduser(place)
 
 
 def _is_only(path: str, sink: Target) -> bool:

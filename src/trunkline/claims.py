@@ -496,7 +496,7 @@ def open_claims(
     """
     scheme, _, place = url.partition(":")
     if scheme == "ndjson":
-        file = place or ndjson.EVENTS_FILE
+        file = os.path.expanduser(place) or ndjson.EVENTS_FILE
         if not create and not os.path.exists(file):
             raise NoBus(f"there is no event log at {file}", path=file)
         return Claims(NdjsonCarrier(file), actor, clock)

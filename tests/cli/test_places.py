@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentTypeError
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from trunkline.cli.places import (
     parse_span,
     parse_time,
 )
+from trunkline.cli.spark import located
 from trunkline.errors import Invalid
 
 from .conftest import Run, lines
@@ -135,6 +138,18 @@ def test_a_time_without_a_zone_is_utc() -> None:
 )
 def test_a_url_names_a_folder(url: str, path: str) -> None:
     assert bus_path(url) == path
+
+
+def test_every_command_finds_the_home_behind_a_tilde(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(home / "me"))
+    monkeypatch.setenv("TRUNKLINE_URL", "file:~/bus")
+    assert run("pub", "orders", "1").code == 0
+    assert run("bridge", "file:~/bus", "ndjson:~/events").code == 0
+    assert run("claim", "src", "--actor", "me", "--url", "ndjson:~/events").code == 0
+    assert located("file:~/bus") == f"file:{home}/me/bus"
+    assert os.listdir(home) == ["me"]
 
 
 @pytest.mark.parametrize("url", ["memory:", "nats://x", "file:", "file://bus", ".bus", ""])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def test_the_url_is_a_folder_wherever_it_is_read() -> None:
     assert folder_of({"url": "file:/data/bus"}) == "/data/bus"
     assert folder_of({"url": "file:///data/bus"}) == "/data/bus"
     assert folder_of({"path": "/data/bus"}) == "/data/bus"
+    assert folder_of({"url": "file:~/bus"}) == os.path.expanduser("~/bus")
     for url in ("memory:", "nats://127.0.0.1", "ws://127.0.0.1:7070"):
         with pytest.raises(InvalidOption, match="a bus in a folder"):
             folder_of({"url": url})

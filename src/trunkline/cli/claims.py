@@ -232,7 +232,7 @@ def _anchored(url: str) -> str:
     """The URL as it reads from any folder: a hook runs at the top of the tree."""
     scheme, found, place = url.partition(":")
     local = found and scheme in ("file", "ndjson") and place and not place.startswith("/")
-    return f"{scheme}:{os.path.abspath(place)}" if local else url
+    return f"{scheme}:{os.path.abspath(os.path.expanduser(place))}" if local else url
 
 
 def _git(*words: str, cwd: str | None = None) -> str:

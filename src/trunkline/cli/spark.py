@@ -17,6 +17,7 @@ from typing import Any
 from trunkline.cli import OK, branch, leaf
 from trunkline.cli.places import bus_url
 from trunkline.errors import NoBus, NotFound
+from trunkline.log.layout import folder_path
 
 
 def register(commands: argparse._SubParsersAction[Any]) -> None:
@@ -44,7 +45,9 @@ def _session(args: argparse.Namespace) -> Any:
 
 def located(url: str) -> str:
     """The same bus for processes that run elsewhere, as executors do."""
-    return url if "://" in url else f"file:{os.path.abspath(url.removeprefix('file:'))}"
+    if "://" in url:
+        return url
+    return f"file:{os.path.abspath(folder_path(url.removeprefix('file:')))}"
 
 
 def _views(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:

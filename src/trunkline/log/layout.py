@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable
 
@@ -26,13 +27,13 @@ _DEAD_FIRST = re.compile(r"(?P<stem>.+\.dlq)\.jsonl(?P<zst>\.zst)?")
 
 
 def folder_path(place: str) -> str:
-    """The folder that stands behind ``file:``. Two slashes name a host, as in any URL: a folder of
-    that name at the root is what nobody means.
+    """The folder that stands behind ``file:``. A ``~`` in front is the home: no shell sees it.
+    Two slashes name a host, as in any URL: a folder of that name at the root is what nobody means.
     """
     if place.startswith("//") and not place.startswith("///"):
         hint = f"file:{place[2:]}, or file:/// and the whole path"
         raise InvalidOption(f"not a folder: file:{place}", value=place, hint=hint)
-    return place.removeprefix("//")
+    return os.path.expanduser(place.removeprefix("//"))
 
 
 def log_stem(topic: str, partition: int) -> str:

@@ -148,6 +148,29 @@ async def test_acks_are_written_at_the_end_also_where_letters_cannot_be(
         assert await update(KEY, lambda group: list(group.settled)) == [(2, 2)]
 
 
+async def test_a_filter_that_fails_ends_no_other_subscription(clock: ManualClock) -> None:
+    async with LocalBus(MemoryStore(clock=clock), clock=clock) as bus:
+        await bus.define("orders", partitions=2)
+
+        def fussy(event: Event) -> bool:
+            return bool(1 / event.payload)
+
+        async with (
+            bus.subscribe("orders", group="billing", where=fussy) as fails,
+            bus.subscribe("orders", group="billing", max_inflight=1) as stays,
+        ):
+            await bus.publish_many("orders", [1, 1, 2, 2, 0, 0, 3, 3])
+            with pytest.raises(InvalidFilter):
+                [await soon(fails) for _ in range(8)]
+            await fails.close()
+            got: list[int] = []
+            while len(got) < 8:
+                delivery = await soon(stays)
+                got.append(delivery.event.payload)
+                await delivery.ack()
+    assert sorted(got) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
 async def test_what_expired_is_a_letter_also_when_its_subscriber_left(clock: ManualClock) -> None:
     store = Slow(clock)
     async with LocalBus(store, clock=clock) as bus:

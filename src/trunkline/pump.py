@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from trunkline.bus import Delivery, Outcome
 from trunkline.clock import Clock, Handle
 from trunkline.dead import write_letter
-from trunkline.errors import Corrupt, LockTimeout, OutOfRange, StorageFull
+from trunkline.errors import Corrupt, InvalidFilter, LockTimeout, OutOfRange, StorageFull
 from trunkline.event import RANK, Event, Record
 from trunkline.group import Group, Item, Lease, Taken
 from trunkline.options import GroupOptions, TtlPolicy
@@ -541,7 +541,7 @@ class Pump:
             for _ in range(len(self._outlets)):
                 outlet = self._outlets[0]
                 self._outlets.rotate(-1)
-                if outlet.room() > 0 and outlet.accepts(record.event):
+                if outlet.room() > 0 and self._accepts(outlet, record.event):
                     if lease.until < self._until:
                         self._until = lease.until
                     outlet.put(self, record, lease)
@@ -554,7 +554,16 @@ class Pump:
         self._told = True
 
     def _is_wanted(self, record: Record) -> bool:
-        return not self._outlets or any(outlet.accepts(record.event) for outlet in self._outlets)
+        accepted = any(self._accepts(outlet, record.event) for outlet in list(self._outlets))
+        return accepted or not self._outlets
+
+    def _accepts(self, outlet: Outlet, event: Event) -> bool:
+        try:
+            return outlet.accepts(event)
+        except InvalidFilter as error:  # the others have theirs
+            self.release(outlet)
+            outlet.fail(error)
+            return False
 
     async def _bury(self) -> None:
         """Write dead letters, and only then let their records be settled."""

@@ -378,6 +378,7 @@ class LocalSubscription:
 
     def fail(self, error: BaseException) -> None:
         self._error = error
+        self._room = 0  # of its other pumps
         self._arrived.set()
 
     # -- finding topics ------------------------------------------------------------------------

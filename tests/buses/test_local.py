@@ -212,6 +212,27 @@ async def test_reading_begins_with_the_first_there_is(bus: LocalBus) -> None:
         await bus.read("orders", 1)
 
 
+@pytest.mark.parametrize("place", ["memory:", "file:"])
+async def test_a_partition_that_is_not_there_is_told_and_not_empty(
+    place: str, tmp_path: Path
+) -> None:
+    async with trunkline.connect(f"{place}{tmp_path if place == 'file:' else ''}") as bus:
+        await bus.define("orders", partitions=2)
+        assert (await bus.read("orders", partition=1), await bus.bounds("orders", 1)) == (
+            [],
+            (1, 1),
+        )
+        assert await bus.read("unknown") == []
+        for read in (bus.read("orders", partition=2), bus.read("orders", 1, partition=2)):
+            with pytest.raises(OutOfRange, match="no partition 2 in orders"):
+                await read
+        with pytest.raises(OutOfRange, match="no partition 9 in orders"):
+            await bus.bounds("orders", 9)
+        for wrong in (-1, "0", None, 1.5, True):
+            with pytest.raises(InvalidOption, match="a partition is"):
+                await bus.bounds("orders", wrong)  # type: ignore[arg-type]
+
+
 async def test_run_handles_until_it_is_cancelled(bus: LocalBus) -> None:
     seen = asyncio.Event()
 

@@ -15,7 +15,7 @@ from trunkline.broker.session import Session
 from trunkline.buses.link import Link
 from trunkline.buses.local import LocalBus
 from trunkline.buses.remote import RemoteBus
-from trunkline.errors import Conflict, Denied, InvalidEvent, InvalidOption, NotFound
+from trunkline.errors import Conflict, Denied, InvalidEvent, InvalidOption, NotFound, OutOfRange
 from trunkline.options import GroupOptions
 from trunkline.store import open_store
 from trunkline.testing import BusContract, HandlerContract
@@ -72,6 +72,18 @@ class TestRemoteBus(BusContract, HandlerContract):
 
 class TestTheWire:
     @pytest.mark.parametrize("settings", [{"pending_bytes": 200_000}])
+    async def test_a_partition_that_is_not_there_is_told_and_not_empty(
+        self, broker: Broker
+    ) -> None:
+        async with RemoteBus(broker.url) as bus:
+            await bus.define("t", partitions=2)
+            assert (await bus.read("t", partition=1), await bus.bounds("t", 1)) == ([], (1, 1))
+            for read in (bus.read("t", partition=2), bus.read("t", 1, partition=2000)):
+                with pytest.raises(OutOfRange, match="there is no partition"):
+                    await read
+            with pytest.raises(InvalidOption, match="a partition is"):
+                await bus.bounds("t", -1)
+
     async def test_more_is_read_than_may_wait_to_be_sent(self, broker: Broker) -> None:
         async with RemoteBus(broker.url) as bus:
             for _ in range(3):

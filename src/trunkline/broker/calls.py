@@ -84,23 +84,16 @@ async def _define(session: Session, args: dict[str, Any]) -> Any:
 async def _read(session: Session, args: dict[str, Any]) -> Any:
     asked = _args(args, _Read)
     session.require("read", check_topic(asked.topic))
+    await session.hub.bus.check_partition(asked.topic, asked.partition)
     limit = max(1, min(asked.limit, _READ_MAX))
     # As much as the store gives at once: the client asks for the rest.
-    return await session.hub.bus.store.read(
-        asked.topic, _partition(asked.partition), asked.start, limit
-    )
+    return await session.hub.bus.store.read(asked.topic, asked.partition, asked.start, limit)
 
 
 async def _bounds(session: Session, args: dict[str, Any]) -> Any:
     asked = _args(args, _Read)
     session.require("read", check_topic(asked.topic))
-    return await session.hub.bus.store.bounds(asked.topic, _partition(asked.partition))
-
-
-def _partition(number: int) -> int:
-    if not 0 <= number < 1024:
-        raise InvalidOption("a partition is a number from 0 on", name="partition", value=number)
-    return number
+    return await session.hub.bus.bounds(asked.topic, asked.partition)
 
 
 async def _letters(session: Session, args: dict[str, Any]) -> Any:
@@ -195,7 +188,7 @@ async def _policy(session: Session, args: dict[str, Any]) -> Any:
     """How a group that the caller may be a member of is to be treated."""
     asked = _args(args, _Policy)
     session.require("subscribe", check_topic(asked.topic), check_group(asked.group))
-    key = GroupKey(asked.topic, _partition(asked.partition), asked.group)
+    key = GroupKey(asked.topic, asked.partition, asked.group)
     store = session.hub.bus.store
     if key not in await store.groups():
         raise NotFound(f"there is no group {key.group} on {key.topic}", group=key.group)

@@ -11,7 +11,7 @@ from trunkline.buses.base import BusBase, OnPublish, check_start
 from trunkline.buses.stream import LocalSubscription, Pumps
 from trunkline.clock import Clock, SystemClock
 from trunkline.dead import Desk, check_member
-from trunkline.errors import InvalidEvent
+from trunkline.errors import InvalidEvent, InvalidOption, OutOfRange
 from trunkline.event import Event, Receipt, Record
 from trunkline.filters import check_filter
 from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, make
@@ -111,10 +111,20 @@ class LocalBus(BusBase):
     # -- looking -------------------------------------------------------------------------------
 
     async def bounds(self, topic: str, partition: int = 0) -> Bounds:
+        await self.check_partition(topic, partition)
         return await self.store.bounds(topic, partition)
 
     async def _read(self, topic: str, partition: int, start: int, limit: int) -> list[Record]:
+        await self.check_partition(topic, partition)
         return await self.store.read(topic, partition, start, limit)
+
+    async def check_partition(self, topic: str, partition: int) -> None:
+        """A topic that is not there yet may come to have it."""
+        if isinstance(partition, bool) or not isinstance(partition, int) or partition < 0:
+            raise InvalidOption("a partition is a number from 0 on", name="partition")
+        options = (await self.topics()).get(topic) if partition else None
+        if options is not None and partition >= options.partitions:
+            raise OutOfRange(f"there is no partition {partition} in {topic}", partition=partition)
 
     async def topics(self) -> dict[str, TopicOptions]:
         return await self.store.topics()

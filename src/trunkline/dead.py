@@ -7,7 +7,7 @@ books: a letter it has settled was redriven or dropped.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from datetime import datetime
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from trunkline.clock import Clock
 from trunkline.errors import Corrupt, InvalidName, NotFound, OutOfRange
 from trunkline.event import LETTER_MARK, Event, Record, new_id
+from trunkline.filters import Filter, to_filter
 from trunkline.group import Group
 from trunkline.options import GroupOptions
 from trunkline.store import GroupKey, Store
@@ -185,18 +186,19 @@ class Desk:
         *,
         group: str | None = None,
         offsets: set[int] | None = None,
-        match: Callable[[Event], bool] | None = None,
+        where: str | Filter | None = None,
         rate: float | None = None,
         dry_run: bool = False,
         max_redrives: int = 3,
     ) -> AsyncIterator[Redrive]:
         """Give each record back to the one group that gave it up, with all its tries before it.
 
-        ``rate`` is letters per second. A record that was redriven ``max_redrives`` times already
-        is left alone: it would only come back. So is one that the log holds no more.
+        ``where`` is that of ``subscribe``, ``rate`` is letters per second. A record that was
+        redriven ``max_redrives`` times already is left alone: it would only come back. So is one
+        that the log holds no more.
         """
         groups = set(await self._store.groups())
-        async for letter in self._chosen(group, offsets, match):
+        async for letter in self._chosen(group, offsets, to_filter(where)):
             if letter.redrives >= max_redrives:
                 yield Redrive(letter, f"redriven {letter.redrives} times already")
                 continue
@@ -214,11 +216,11 @@ class Desk:
         *,
         group: str | None = None,
         offsets: set[int] | None = None,
-        match: Callable[[Event], bool] | None = None,
+        where: str | Filter | None = None,
         dry_run: bool = False,
     ) -> AsyncIterator[Letter]:
         """Close letters without giving their records back."""
-        async for letter in self._chosen(group, offsets, match):
+        async for letter in self._chosen(group, offsets, to_filter(where)):
             if not dry_run:
                 await self._close(letter)
             yield letter
@@ -227,7 +229,7 @@ class Desk:
         self,
         group: str | None,
         offsets: set[int] | None,
-        match: Callable[[Event], bool] | None,
+        wanted: Filter | None,
     ) -> AsyncIterator[Letter]:
         found = [
             letter
@@ -235,7 +237,7 @@ class Desk:
             if offsets is None or letter.offset in offsets
         ]
         check_open(self.topic, offsets, found)
-        for letter in [letter for letter in found if match is None or match(letter.event)]:
+        for letter in [letter for letter in found if wanted is None or wanted(letter.event)]:
             yield letter
 
     async def _missing(self, letter: Letter) -> str:

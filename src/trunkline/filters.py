@@ -39,6 +39,16 @@ def check_filter(where: object) -> None:
         raise InvalidFilter(f"a filter is a condition in SQL or a function, not {where!r}")
 
 
+def to_filter(where: str | Filter | None) -> Filter | None:
+    """What a call means by its ``where``."""
+    check_filter(where)
+    if not isinstance(where, str):
+        return where
+    from trunkline.where import compile_where  # which stands on this module
+
+    return compile_where(where)
+
+
 def need(module: str) -> Any:
     """A library of the extra ``filters``."""
     try:

@@ -17,7 +17,6 @@ from trunkline.options import TopicOptions, make
 from trunkline.requests import left
 from trunkline.store import GroupKey, lag_of
 from trunkline.topics import check_group, check_topic, dead_topic, matches
-from trunkline.where import compile_where
 
 _READ_MAX = 1000
 
@@ -113,14 +112,13 @@ async def _letters(session: Session, args: dict[str, Any]) -> Any:
 async def _redrive(session: Session, args: dict[str, Any]) -> Any:
     asked = _args(args, _Letters)
     session.require("admin", check_topic(asked.topic))
-    match = compile_where(asked.where) if asked.where is not None else None
     desk = session.hub.bus.dead_letters(asked.topic)
     return [
         done
         async for done in desk.redrive(
             group=asked.group,
             offsets=await _still_open(desk, asked),
-            match=match,
+            where=asked.where,
             rate=asked.rate,
             dry_run=asked.dry_run,
             max_redrives=asked.max_redrives,
@@ -131,13 +129,12 @@ async def _redrive(session: Session, args: dict[str, Any]) -> Any:
 async def _drop(session: Session, args: dict[str, Any]) -> Any:
     asked = _args(args, _Letters)
     session.require("admin", check_topic(asked.topic))
-    match = compile_where(asked.where) if asked.where is not None else None
     desk = session.hub.bus.dead_letters(asked.topic)
     offsets = await _still_open(desk, asked)
     return [
         letter
         async for letter in desk.drop(
-            group=asked.group, offsets=offsets, match=match, dry_run=asked.dry_run
+            group=asked.group, offsets=offsets, where=asked.where, dry_run=asked.dry_run
         )
     ]
 

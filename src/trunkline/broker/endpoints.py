@@ -440,7 +440,7 @@ async def redrive(ask: Ask) -> Response:
         async for one in desk.redrive(
             group=asked.group,
             offsets=None if asked.offsets is None else set(asked.offsets),
-            match=None if asked.where is None else compile_where(asked.where),
+            where=asked.where,
             dry_run=asked.dry_run,
             max_redrives=asked.max_redrives,
         )
@@ -455,7 +455,7 @@ async def drop_dead(ask: Ask) -> Response:
         async for letter in desk.drop(
             group=asked.group,
             offsets=None if asked.offsets is None else set(asked.offsets),
-            match=None if asked.where is None else compile_where(asked.where),
+            where=asked.where,
             dry_run=asked.dry_run,
         )
     ]

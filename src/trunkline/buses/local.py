@@ -13,12 +13,11 @@ from trunkline.clock import Clock, SystemClock
 from trunkline.dead import Desk, check_member
 from trunkline.errors import InvalidEvent, InvalidOption, OutOfRange
 from trunkline.event import Event, Receipt, Record
-from trunkline.filters import check_filter
+from trunkline.filters import to_filter
 from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, make
 from trunkline.pump import Hooks
 from trunkline.store import Bounds, Store
 from trunkline.topics import check_group, check_pattern, check_topic, is_dead
-from trunkline.where import compile_where
 
 
 class LocalBus(BusBase):
@@ -97,8 +96,7 @@ class LocalBus(BusBase):
         check_group(group)
         check_member(topic, group)
         flow = Flow() if max_inflight is None else Flow(max_inflight=max_inflight)
-        check_filter(where)
-        match = compile_where(where) if isinstance(where, str) else where
+        match = to_filter(where)
         check_start(start)
         return LocalSubscription(self._pumps, topic, group, start, policy, flow, match)
 

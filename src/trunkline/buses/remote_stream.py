@@ -21,6 +21,7 @@ from trunkline.clock import Clock
 from trunkline.dead import Letter, Redrive, check_open
 from trunkline.errors import Closed, InvalidFilter, NotFound, TrunklineError
 from trunkline.event import Event, Record
+from trunkline.filters import Filter, to_filter
 from trunkline.frames import Credit, Extend, Message, Nack, Subscribe, Unsubscribe, dump
 from trunkline.group import Lease
 from trunkline.options import BusOptions, Flow
@@ -274,7 +275,7 @@ class RemoteDesk:
         *,
         group: str | None = None,
         offsets: set[int] | None = None,
-        match: Callable[[Event], bool] | None = None,
+        where: str | Filter | None = None,
         rate: float | None = None,
         dry_run: bool = False,
         max_redrives: int = 3,
@@ -282,7 +283,7 @@ class RemoteDesk:
         """Give each record back to the one group that gave it up: those of a page at once, or one
         after the other where there is a ``rate``.
         """
-        for page in await self._chosen(group, offsets, match):
+        for page in await self._chosen(group, offsets, to_filter(where)):
             for part in [[letter] for letter in page] if rate else [page]:
                 found = await self._bus.link.call(
                     "redrive",
@@ -302,11 +303,11 @@ class RemoteDesk:
         *,
         group: str | None = None,
         offsets: set[int] | None = None,
-        match: Callable[[Event], bool] | None = None,
+        where: str | Filter | None = None,
         dry_run: bool = False,
     ) -> AsyncIterator[Letter]:
         """Close letters without giving their records back."""
-        for page in await self._chosen(group, offsets, match):
+        for page in await self._chosen(group, offsets, to_filter(where)):
             if not dry_run:
                 places = [letter.offset for letter in page]
                 await self._bus.link.call("drop", topic=self.topic, offsets=places)
@@ -328,11 +329,11 @@ class RemoteDesk:
         self,
         group: str | None,
         offsets: set[int] | None,
-        match: Callable[[Event], bool] | None,
+        wanted: Filter | None,
     ) -> list[list[Letter]]:
         """All of them, before any becomes another one."""
-        wanted = None if offsets is None else sorted(offsets)
-        found = [page async for page in self._pages(group=group, offsets=wanted)]
+        places = None if offsets is None else sorted(offsets)
+        found = [page async for page in self._pages(group=group, offsets=places)]
         check_open(self.topic, offsets, chain.from_iterable(found))
-        pages = [[one for one in page if match is None or match(one.event)] for page in found]
+        pages = [[one for one in page if wanted is None or wanted(one.event)] for page in found]
         return [page for page in pages if page]

@@ -14,12 +14,12 @@ from trunkline.cli.places import at_least, bus_path, bus_url
 from trunkline.cli.render import Output, clean, confirm, record_row, to_json
 from trunkline.dead import Desk, Letter
 from trunkline.errors import NotFound
-from trunkline.event import Event, Record
+from trunkline.event import Record
+from trunkline.filters import to_filter
 from trunkline.group import Group
 from trunkline.store import GroupKey
 from trunkline.stores.file import FileStore
 from trunkline.topics import DEAD_SUFFIX, check_pattern, dead_topic, is_dead, is_pattern, matches
-from trunkline.where import compile_where
 
 T = TypeVar("T")
 
@@ -117,13 +117,9 @@ def _row(letter: Letter) -> dict[str, Any]:
     }
 
 
-def _choice(args: argparse.Namespace) -> Callable[[Event], bool] | None:
-    return None if args.where is None else compile_where(args.where)
-
-
 def run_ls(args: argparse.Namespace) -> int:
     async def run() -> int:
-        wanted = _choice(args)
+        wanted = to_filter(args.where)
         rows = []
         async with _desks(args, args.topic) as desks:
             for desk in desks:
@@ -177,7 +173,7 @@ def run_redrive(args: argparse.Namespace) -> int:
                 async for outcome in desk.redrive(
                     group=args.group,
                     offsets=set(args.letters) or None,
-                    match=_choice(args),
+                    where=args.where,
                     dry_run=args.dry_run,
                     **options,
                 ):
@@ -208,7 +204,7 @@ def run_drop(args: argparse.Namespace) -> int:
                 async for letter in desk.drop(
                     group=args.group,
                     offsets=set(args.letters) or None,
-                    match=_choice(args),
+                    where=args.where,
                     dry_run=args.dry_run,
                 ):
                     done += 1

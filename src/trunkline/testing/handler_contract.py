@@ -14,7 +14,15 @@ import pytest
 
 from trunkline.bus import Delivery
 from trunkline.dead import Letter
-from trunkline.errors import Conflict, FatalError, InvalidOption, NotFound, Reject, Retry
+from trunkline.errors import (
+    Conflict,
+    FatalError,
+    InvalidFilter,
+    InvalidOption,
+    NotFound,
+    Reject,
+    Retry,
+)
 from trunkline.event import Event, Receipt
 from trunkline.testing.bus_fixtures import AnyClock, AppBus, BusFixtures, Connect, payloads
 
@@ -400,7 +408,7 @@ class HandlerContract(BusFixtures):
             for delivery in await self.now(audit, 2):
                 await delivery.ack()
             desk = bus.dead_letters("orders")
-            done = [one async for one in desk.redrive(match=lambda event: event.payload == 2)]
+            done = [one async for one in desk.redrive(where=lambda event: event.payload == 2)]
             assert [(one.letter.origin, one.refused) for one in done] == [(2, "")]
 
             (again,) = await self.now(billing)
@@ -450,6 +458,17 @@ class HandlerContract(BusFixtures):
         (last,) = [one async for one in bus.dead_letters("orders").redrive(max_redrives=2)]
         assert last.refused == "redriven 2 times already"
         assert [letter.redrives for letter in await self.letters(bus)] == [2]
+
+    async def test_letters_are_chosen_by_a_filter(self, bus: AppBus) -> None:
+        self.need("dead_letters")
+        await self.bury(bus, {"n": 1}, {"n": 2}, {"n": 3})
+        desk = bus.dead_letters("orders")
+        assert [one.letter.origin async for one in desk.redrive(where="payload.n > 2")] == [3]
+        assert [one.origin async for one in desk.drop(where=lambda e: e.payload["n"] == 2)] == [2]
+        for wrong in (7, "payload.n >"):
+            with pytest.raises(InvalidFilter):
+                await anext(desk.drop(where=wrong))  # type: ignore[arg-type]
+        assert [letter.origin for letter in await self.letters(bus)] == [1]
 
     async def test_a_dropped_letter_is_closed(self, bus: AppBus, clock: AnyClock) -> None:
         self.need("dead_letters")

@@ -13,7 +13,15 @@ from datetime import datetime
 import msgspec
 
 from trunkline.clock import Clock
-from trunkline.errors import Corrupt, InvalidName, NotFound, OutOfRange
+from trunkline.errors import (
+    LONGEST_S,
+    Corrupt,
+    InvalidName,
+    InvalidOption,
+    NotFound,
+    OutOfRange,
+    check_count,
+)
 from trunkline.event import LETTER_MARK, Event, Record, new_id
 from trunkline.filters import Filter, to_filter
 from trunkline.group import Group
@@ -120,6 +128,18 @@ def check_open(topic: str, offsets: Collection[int] | None, found: Iterable[Lett
         raise NotFound(f"no open letter {names} of {topic}", topic=topic, offsets=missing)
 
 
+def check_choice(offsets: object, rate: object = None, max_redrives: int = 0) -> None:
+    """Refuse what a desk cannot go by before it closes anything."""
+    if offsets is not None and not (
+        isinstance(offsets, set | frozenset | list | tuple | range)
+        and all(isinstance(offset, int) for offset in offsets)
+    ):
+        raise InvalidOption(f"offsets are a set of numbers, not {offsets!r}", name="offsets")
+    if not (rate is None or (isinstance(rate, int | float) and 0 <= rate < LONGEST_S)):
+        raise InvalidOption(f"rate is letters per second, not {rate!r}", name="rate")
+    check_count("max_redrives", max_redrives)
+
+
 class Redrive(msgspec.Struct, frozen=True):
     """What became of one letter. ``refused`` says why nothing was done, if nothing was."""
 
@@ -197,6 +217,7 @@ class Desk:
         redriven ``max_redrives`` times already is left alone: it would only come back. So is one
         that the log holds no more.
         """
+        check_choice(offsets, rate, max_redrives)
         groups = set(await self._store.groups())
         async for letter in self._chosen(group, offsets, to_filter(where)):
             if letter.redrives >= max_redrives:
@@ -220,6 +241,7 @@ class Desk:
         dry_run: bool = False,
     ) -> AsyncIterator[Letter]:
         """Close letters without giving their records back."""
+        check_choice(offsets)
         async for letter in self._chosen(group, offsets, to_filter(where)):
             if not dry_run:
                 await self._close(letter)

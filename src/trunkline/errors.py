@@ -142,10 +142,15 @@ class Denied(TrunklineError):
 LONGEST_S = 1e10  # three centuries: what JSON and a calendar can hold, and no infinity
 
 
-def check_delay(delay_s: Any) -> None:
+def check_delay(delay_s: Any, name: str = "delay_s") -> None:
     if delay_s is None or (isinstance(delay_s, int | float) and 0 <= delay_s <= LONGEST_S):
         return
-    raise InvalidOption(f"delay_s is a number of seconds, not {delay_s!r}", name="delay_s")
+    raise InvalidOption(f"{name} is a number of seconds, not {delay_s!r}", name=name)
+
+
+def check_count(name: str, value: Any, low: int = 0) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise InvalidOption(f"{name} is a whole number from {low} on, not {value!r}", name=name)
 
 
 class HandlerSignal(Exception):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trunkline.errors import InvalidOption, NotFound
+from trunkline.errors import NotFound
 from trunkline.ops import (
     Anchored,
     AnyOp,
@@ -40,7 +40,7 @@ from trunkline.ops import (
     Settled,
     Sought,
 )
-from trunkline.options import GroupOptions, TtlPolicy, other_policy
+from trunkline.options import GroupOptions, TtlPolicy, check_policy, other_policy
 from trunkline.ranges import Ranges, compress
 
 
@@ -366,8 +366,7 @@ class Group:
 
     def define(self, options: GroupOptions, floor: int, *, name: str = "the group") -> None:
         """Create the group, or check that it has this policy."""
-        if not isinstance(options, GroupOptions):
-            raise InvalidOption(f"a policy is GroupOptions, not {options!r}", name="policy")
+        check_policy(options)
         if not self.created:
             self._do(Created(floor, options, self.era))
         elif options != self.options:

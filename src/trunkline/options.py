@@ -34,7 +34,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             value = getattr(self, name)
             try:
                 found = msgspec.convert(value, kind)
-            except msgspec.ValidationError as error:
+            except (msgspec.ValidationError, UnicodeError) as error:
                 raise InvalidOption(
                     f"{name}={value!r}: {reason(error)}",
                     hint=_choices(type(self), {name: value}),
@@ -67,7 +67,7 @@ def make(cls: type[T], values: dict[str, Any]) -> T:
     """Build ``cls`` from plain values, as read from a file, a URL or keyword arguments."""
     try:
         return msgspec.convert(values, cls)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         hint = _choices(cls, values) or f"known options: {', '.join(cls.__struct_fields__)}"
         raise InvalidOption(f"{cls.__name__}: {reason(error)}", hint=hint) from error
 
@@ -82,6 +82,11 @@ def differences(old: Options, new: Options) -> list[tuple[str, Any, Any]]:
     """Each option in which they differ, with both values."""
     pairs = ((name, getattr(old, name), getattr(new, name)) for name in old.__struct_fields__)
     return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def check_policy(policy: object) -> None:
+    if not isinstance(policy, GroupOptions):
+        raise InvalidOption(f"a policy is GroupOptions, not {policy!r}", name="policy")
 
 
 def other_policy(name: str, have: Options, want: Options) -> Conflict:

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Self, TypeVar
 
 from trunkline.bus import Delivery
-from trunkline.errors import Reject, TrunklineError
+from trunkline.errors import Reject, TrunklineError, check_delay
 from trunkline.event import Event, new_id
 from trunkline.store import GroupKey, Store
 from trunkline.topics import check_topic
@@ -107,6 +107,7 @@ class Requests:
         """The payload of the answer; ``Refused`` if it is a refusal, ``TimeoutError`` if there is
         none in time. The question expires with the wait.
         """
+        check_delay(timeout_s, "timeout_s")
         id_ = new_id()
         headers = {**fields.pop("headers", {}), REPLY_TO: self._replies.topic}
         answer = self._replies.expect(id_)

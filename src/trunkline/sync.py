@@ -13,7 +13,7 @@ from trunkline.bus import Delivery, Outcome, Start
 from trunkline.buses import connect
 from trunkline.buses.local import LocalBus
 from trunkline.dead import Desk, Letter, Redrive
-from trunkline.errors import Closed
+from trunkline.errors import Closed, check_delay
 from trunkline.event import Event, Receipt, Record
 from trunkline.options import GroupOptions, TopicOptions
 from trunkline.store import Bounds
@@ -144,6 +144,7 @@ class SyncBus:
         timeout_s: float | None = None,
     ) -> Iterator[SyncDelivery]:
         """Deliveries until nothing came for ``timeout_s``; without it, for ever."""
+        check_delay(timeout_s, "timeout_s")
         subscription = self.bus.subscribe(
             topic,
             group=group,

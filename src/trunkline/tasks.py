@@ -18,7 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 import msgspec
 
 from trunkline.bus import Delivery
-from trunkline.errors import Denied, Reject, TrunklineError
+from trunkline.errors import Denied, Reject, TrunklineError, check_count, check_delay
 from trunkline.event import Event, new_id
 from trunkline.options import GroupOptions
 from trunkline.requests import (
@@ -33,6 +33,7 @@ from trunkline.requests import (
 )
 from trunkline.store import GroupKey
 from trunkline.topics import check_topic
+from trunkline.worker import check_handler
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Ticket:
         """What the worker returned; ``Refused`` if it rejected the task, if the last try failed or
         if it was cancelled.
         """
+        check_delay(timeout_s, "timeout_s")
         if self._result is None:
             raise RuntimeError("enqueue(result=True) to wait for a result")
         try:
@@ -188,6 +190,9 @@ class TaskQueue:
         task; ``Reject`` gives it up, any other error has it tried again, and the last one is told
         to who waits for the result.
         """
+        check_handler(handler)
+        check_count("workers", workers, 1)
+        check_count("max_inflight", max_inflight, 1)
         if self._watcher is None:
             await self._watch()
 

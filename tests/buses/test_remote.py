@@ -81,7 +81,7 @@ class TestTheWire:
             for read in (bus.read("t", partition=2), bus.read("t", 1, partition=2000)):
                 with pytest.raises(OutOfRange, match="there is no partition"):
                     await read
-            with pytest.raises(InvalidOption, match="a partition is"):
+            with pytest.raises(InvalidOption, match="partition is a whole"):
                 await bus.bounds("t", -1)
 
     async def test_more_is_read_than_may_wait_to_be_sent(self, broker: Broker) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from trunkline.bus import Start
 from trunkline.clock import Clock
-from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption
+from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption, check_count, check_delay
 from trunkline.event import (
     PRIORITIES,
     Event,
@@ -70,6 +70,7 @@ class BusBase(ABC):
         self._started = False
         self._closed = False
         self._plain = False  # whether nothing stands between publish and the store
+        check(middleware)
         self.use(*middleware)
 
     # -- what a bus adds -----------------------------------------------------------------------
@@ -116,6 +117,8 @@ class BusBase(ABC):
         """
         if start is None:
             start = (await self.bounds(topic, partition)).first
+        check_count("start", start)
+        check_count("limit", limit)
         records: list[Record] = []
         while len(records) < limit:
             more = await self._read(topic, partition, start, limit - len(records))
@@ -230,8 +233,7 @@ class BusBase(ABC):
         """
         if self._closed:
             raise Closed("the bus is closed")
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise InvalidOption("workers is at least 1", name="workers", value=workers)
+        check_count("workers", workers, 1)
         options.setdefault("max_inflight", max(Flow().max_inflight, workers))
         self._subscription(topic, group, options)  # refuses here what it would refuse later
 
@@ -286,6 +288,7 @@ class BusBase(ABC):
 
     async def stop(self, timeout_s: float | None = None) -> None:
         """Let handlers finish what they have, for at most ``timeout_s``, and end them."""
+        check_delay(timeout_s, "timeout_s")
         self._started = False
         timeout_s = self.options.drain_timeout_s if timeout_s is None else timeout_s
         for ready in list(self._starting):
@@ -310,6 +313,7 @@ class BusBase(ABC):
         """Wait until every group that has handlers here has settled all there is; False if that
         took longer than ``timeout_s``.
         """
+        check_delay(timeout_s, "timeout_s")
         if self._handlers and not self._started:
             raise Closed("the handlers were not started", hint="async with bus, or bus.start()")
         deadline = None if timeout_s is None else self.clock.monotonic() + timeout_s

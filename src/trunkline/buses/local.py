@@ -11,10 +11,10 @@ from trunkline.buses.base import BusBase, OnPublish, check_start
 from trunkline.buses.stream import LocalSubscription, Pumps
 from trunkline.clock import Clock, SystemClock
 from trunkline.dead import Desk, check_member
-from trunkline.errors import InvalidEvent, InvalidOption, OutOfRange
+from trunkline.errors import InvalidEvent, OutOfRange, check_count
 from trunkline.event import Event, Receipt, Record
 from trunkline.filters import to_filter
-from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, make
+from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, check_policy, make
 from trunkline.pump import Hooks
 from trunkline.store import Bounds, Store
 from trunkline.topics import check_group, check_pattern, check_topic, is_dead
@@ -96,6 +96,8 @@ class LocalBus(BusBase):
         check_group(group)
         check_member(topic, group)
         flow = Flow() if max_inflight is None else Flow(max_inflight=max_inflight)
+        if policy is not None:
+            check_policy(policy)
         match = to_filter(where)
         check_start(start)
         return LocalSubscription(self._pumps, topic, group, start, policy, flow, match)
@@ -118,8 +120,8 @@ class LocalBus(BusBase):
 
     async def check_partition(self, topic: str, partition: int) -> None:
         """A topic that is not there yet may come to have it."""
-        if isinstance(partition, bool) or not isinstance(partition, int) or partition < 0:
-            raise InvalidOption("a partition is a number from 0 on", name="partition")
+        check_topic(topic)
+        check_count("partition", partition)
         options = (await self.topics()).get(topic) if partition else None
         if options is not None and partition >= options.partitions:
             raise OutOfRange(f"there is no partition {partition} in {topic}", partition=partition)

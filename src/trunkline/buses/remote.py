@@ -42,7 +42,16 @@ from trunkline.frames import (
     epoch_ms,
     error_of,
 )
-from trunkline.options import BusOptions, Flow, GroupOptions, Limits, TopicOptions, changed, make
+from trunkline.options import (
+    BusOptions,
+    Flow,
+    GroupOptions,
+    Limits,
+    TopicOptions,
+    changed,
+    check_policy,
+    make,
+)
 from trunkline.store import Bounds
 from trunkline.topics import check_group, check_pattern, check_topic
 
@@ -163,6 +172,8 @@ class RemoteBus(BusBase):
         check_group(group)
         flow = Flow() if max_inflight is None else Flow(max_inflight=max_inflight)
         check_filter(where)
+        if policy is not None:
+            check_policy(policy)
         match = where if callable(where) else None
         if isinstance(where, str):
             _check_where(where)

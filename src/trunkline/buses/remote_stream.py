@@ -18,7 +18,7 @@ from trunkline.bus import Delivery, Outcome
 from trunkline.buses.ahead import Ahead
 from trunkline.buses.link import Link
 from trunkline.clock import Clock
-from trunkline.dead import Letter, Redrive, check_open
+from trunkline.dead import Letter, Redrive, check_choice, check_open
 from trunkline.errors import Closed, InvalidFilter, NotFound, TrunklineError
 from trunkline.event import Event, Record
 from trunkline.filters import Filter, to_filter
@@ -283,6 +283,7 @@ class RemoteDesk:
         """Give each record back to the one group that gave it up: those of a page at once, or one
         after the other where there is a ``rate``.
         """
+        check_choice(offsets, rate, max_redrives)
         for page in await self._chosen(group, offsets, to_filter(where)):
             for part in [[letter] for letter in page] if rate else [page]:
                 found = await self._bus.link.call(
@@ -307,6 +308,7 @@ class RemoteDesk:
         dry_run: bool = False,
     ) -> AsyncIterator[Letter]:
         """Close letters without giving their records back."""
+        check_choice(offsets)
         for page in await self._chosen(group, offsets, to_filter(where)):
             if not dry_run:
                 places = [letter.offset for letter in page]

@@ -26,6 +26,8 @@ HandleNext = Callable[[Delivery], Awaitable[Any]]
 
 def check(middleware: Sequence[object]) -> None:
     """Refuse what would wrap nothing: a misspelt method is else never heard of."""
+    if not isinstance(middleware, Sequence):
+        raise InvalidOption(f"middleware is a list, not {middleware!r}", name="middleware")
     for one in middleware:
         if isinstance(one, type) or not (hasattr(one, "publish") or hasattr(one, "handle")):
             raise InvalidOption(

@@ -221,7 +221,8 @@ class Desk:
         groups = set(await self._store.groups())
         async for letter in self._chosen(group, offsets, to_filter(where)):
             if letter.redrives >= max_redrives:
-                yield Redrive(letter, f"redriven {letter.redrives} times already")
+                often = "once" if letter.redrives == 1 else f"{letter.redrives} times"
+                yield Redrive(letter, f"redriven {often} already")
                 continue
             key = GroupKey(letter.topic, letter.partition, letter.group)
             refused = f"the group {letter.group} is gone" if key not in groups else ""

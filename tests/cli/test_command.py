@@ -261,7 +261,7 @@ def test_a_person_at_a_terminal_sees_tables_and_lines(run: Run, home: Path) -> N
     assert "─" in table
     assert re.match(r"t/0@1 \S+Z key=k\\x1b\[2J \{", record)
     assert "\x1b" not in record + formatted
-    assert "1 topics, 1 records: no damage" in verified
+    assert "1 topic, 1 record: no damage" in verified
 
 
 def test_colours_are_left_out_on_request(run: Run, home: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_person_is_asked_before_something_goes(
     done, shown = in_terminal(home, "topic", "rm", "t", answer=answer)
 
     assert done == code
-    assert "remove t: 1 records" in shown
+    assert "remove t: 1 record," in shown
     assert run("topic", "ls", "-q").out == left
 
 

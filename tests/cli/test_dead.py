@@ -126,7 +126,7 @@ def test_what_came_back_too_often_is_left_alone(run: Run) -> None:
 
     assert refused.code == 1
     last = refused.rows[-1]
-    assert (last["offset"], last["redrives"], last["refused"]) == (1, 1, "redriven 1 times already")
+    assert (last["offset"], last["redrives"], last["refused"]) == (1, 1, "redriven once already")
     assert run("dlq", "redrive", "t").code == 0
 
 

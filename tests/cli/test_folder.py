@@ -50,7 +50,7 @@ def test_init_makes_a_private_folder_once(run: Run, home: Path) -> None:
 def test_a_sound_bus_verifies(run: Run, sealed: Path) -> None:
     done = run("verify")
 
-    assert (done.code, done.out) == (0, "1 topics, 60 records: no damage\n")
+    assert (done.code, done.out) == (0, "1 topic, 60 records: no damage\n")
     assert run("verify", "--json").rows == [{"ok": True, "topics": 1, "records": 60}]
     assert run("verify", "t").code == 0
     assert run("verify", "nope").code == 3

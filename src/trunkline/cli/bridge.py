@@ -8,6 +8,7 @@ from typing import Any
 
 from trunkline.bridge import Carried, follow, open_bridge
 from trunkline.cli import OK
+from trunkline.cli.render import amount
 from trunkline.topics import check_pattern
 
 
@@ -48,4 +49,6 @@ def _show(args: argparse.Namespace, counts: Carried) -> None:
     if args.quiet:
         return
     extra = ", ".join(f"{n} {name}" for name, n in values.items() if n and name != "copied")
-    print(f"copied {values['copied']} events" + (f" ({extra})" if extra else ""), flush=True)
+    print(
+        f"copied {amount(values['copied'], 'event')}" + (f" ({extra})" if extra else ""), flush=True
+    )

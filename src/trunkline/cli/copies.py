@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from trunkline.cli import ERROR, OK, Commands, leaf
 from trunkline.cli.folder import verify_topics
 from trunkline.cli.places import bus_path, open_folder
-from trunkline.cli.render import Output, Progress, progress, size
+from trunkline.cli.render import Output, Progress, amount, progress, size
 from trunkline.dead import keeps_books
 from trunkline.errors import Conflict, InvalidOption, NoBus, StorageError
 from trunkline.log import atomic, layout
@@ -126,7 +126,7 @@ def run_backup(args: argparse.Namespace) -> int:
         finally:
             _discard(temp)
     row = {"path": dest, "files": files, "bytes": count}
-    Output(args).row(row, f"copied {files} files, {size(count)}, to {dest}")
+    Output(args).row(row, f"copied {amount(files, 'file')}, {size(count)}, to {dest}")
     return OK
 
 
@@ -309,7 +309,9 @@ def run_restore(args: argparse.Namespace) -> int:
         _discard(temp)
     row = {"path": dest, "files": files, "bytes": count, "dry_run": args.dry_run}
     verb = "would restore" if args.dry_run else "restored"
-    out.row(row | {"problems": problems}, f"{verb} {files} files, {size(count)}, to {dest}")
+    out.row(
+        row | {"problems": problems}, f"{verb} {amount(files, 'file')}, {size(count)}, to {dest}"
+    )
     return ERROR if problems else OK
 
 

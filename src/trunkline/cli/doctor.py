@@ -14,7 +14,7 @@ from trunkline.cli import ERROR, OK, Commands, leaf
 from trunkline.cli.folder import verify_topics
 from trunkline.cli.groups import group_row
 from trunkline.cli.places import URL, at_least, bus_path, bus_url, open_folder
-from trunkline.cli.render import Output, progress, size
+from trunkline.cli.render import Output, amount, progress, size
 from trunkline.dead import DESK, keeps_books
 from trunkline.errors import Corrupt, NoBus, StorageError, TrunklineError, UnsupportedFormat
 from trunkline.log import atomic
@@ -252,7 +252,8 @@ def _salvage(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagno
                 yield Diagnosis("error", place, f"it could not be salvaged: {error}")
                 continue
             for name, path, kept, lost in mended:
-                told = f"{kept} records of {name} were brought back"
+                were = "was" if kept == 1 else "were"
+                told = f"{amount(kept, 'record')} of {name} {were} brought back"
                 told = told if path is not None else f"{name} is gone: it was made with no records"
                 told += f", {_spans(lost)} lost" if lost else ", none is lost"
                 if path is not None:

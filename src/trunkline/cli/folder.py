@@ -14,7 +14,7 @@ from typing import Any
 
 from trunkline.cli import ERROR, OK, Commands, leaf
 from trunkline.cli.places import bus_path, bus_url, duration, open_folder, pick_topics
-from trunkline.cli.render import Output, Progress, progress
+from trunkline.cli.render import Output, Progress, amount, progress
 from trunkline.errors import Corrupt, StorageError, TrunklineError
 from trunkline.log import atomic, upkeep
 from trunkline.log.folder import Folder
@@ -66,7 +66,7 @@ def run_verify(args: argparse.Namespace) -> int:
         out.table(rows, ("path", "position", "problem", "severe"))
     if not severe:
         row = {"ok": True, "topics": len(topics), "records": records}
-        out.row(row, f"{len(topics)} topics, {records} records: no damage")
+        out.row(row, f"{amount(len(topics), 'topic')}, {amount(records, 'record')}: no damage")
     return ERROR if severe else OK
 
 

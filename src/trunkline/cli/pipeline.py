@@ -13,7 +13,7 @@ from typing import Any
 
 from trunkline.cli import ERROR, INTERRUPTED, OK, branch, leaf
 from trunkline.cli.places import bus_url
-from trunkline.cli.render import Output
+from trunkline.cli.render import Output, amount
 from trunkline.cli.spark import located
 
 LAKE = ".lake"
@@ -125,7 +125,7 @@ def _show(args: argparse.Namespace, outcome: Any) -> None:
     elif outcome.error:
         print(f"{outcome.name:14} failed: {outcome.error}", file=sys.stderr, flush=True)
     elif not args.quiet:
-        told = f"{outcome.rows} rows"
+        told = amount(outcome.rows, "row")
         if outcome.set_aside:
             told += f", {outcome.set_aside} set aside (see table {outcome.refused})"
         if outcome.published:
@@ -163,7 +163,7 @@ def _report(args: argparse.Namespace) -> int:
         file.write(report.write_report(args.lake, tables, args.title))
     output = Output(args)
     for one in tables:
-        output.say(f"\n{one.name}: {one.total} rows; {one.measure}")
+        output.say(f"\n{one.name}: {amount(one.total, 'row')}; {one.measure}")
         if not (args.json or args.quiet):
             rows = [dict(zip(("what", "value"), pair, strict=True)) for pair in one.drawn]
             output.table(rows, ("what", "value"))
@@ -193,5 +193,5 @@ def _replay(args: argparse.Namespace) -> int:
             return OK
     spark = _session(args)
     count = jobs.replay(spark, source, target, where=args.where, lake=lake, speed=args.speed)
-    print(json.dumps({"replayed": count}) if args.json else f"replayed {count} records")
+    print(json.dumps({"replayed": count}) if args.json else f"replayed {amount(count, 'record')}")
     return OK

@@ -28,7 +28,7 @@ from trunkline.cli.places import (
     pick_partitions,
     pick_topics,
 )
-from trunkline.cli.render import FORMAT_HELP, Output, record_writer, to_json
+from trunkline.cli.render import FORMAT_HELP, Output, amount, record_writer, to_json
 from trunkline.clock import SystemClock
 from trunkline.errors import InvalidEvent, InvalidOption, NotFound
 from trunkline.event import (
@@ -239,8 +239,8 @@ class _Publisher:
                 except InvalidEvent as error:
                     self.publish(batch)
                     raise InvalidEvent(
-                        f"line {number}: {error.message}; {self.published} events before it "
-                        "were published",
+                        f"line {number}: {error.message}; {amount(self.published, 'event')} "
+                        f"before it {'was' if self.published == 1 else 'were'} published",
                         hint=error.hint,
                     ) from None
             self.publish(batch)
@@ -310,8 +310,8 @@ class _Publisher:
             for partition, (low, high) in sorted(self._ranges.items())
         )
         fresh = self.published - self.duplicates
-        extra = f", {self.duplicates} duplicates" if self.duplicates else ""
-        self._out.say(f"published {fresh} events{extra} {places}".rstrip())
+        extra = f", {amount(self.duplicates, 'duplicate')}" if self.duplicates else ""
+        self._out.say(f"published {amount(fresh, 'event')}{extra} {places}".rstrip())
 
 
 # -- grep and get ------------------------------------------------------------------------------

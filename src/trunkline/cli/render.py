@@ -49,6 +49,11 @@ def clean(text: str) -> str:
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
+def amount(count: int, noun: str) -> str:
+    """How many, in words: ``1 record``, ``2 records``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def size(count: int) -> str:
     """Bytes for people."""
     value = float(count)

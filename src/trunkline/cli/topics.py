@@ -19,7 +19,7 @@ from trunkline.cli.places import (
     pick_partitions,
     pick_topics,
 )
-from trunkline.cli.render import Output, cell, confirm, progress, size, to_time
+from trunkline.cli.render import Output, amount, cell, confirm, progress, size, to_time
 from trunkline.dead import keeps_books
 from trunkline.errors import Conflict, Corrupt, InvalidOption, NotFound
 from trunkline.log import upkeep
@@ -211,7 +211,7 @@ def run_rm(args: argparse.Namespace) -> int:
             "groups": groups,
             "dry_run": args.dry_run,
         }
-        what = f"{args.topic}: {row['records']} records, {size(row['bytes'])}"
+        what = f"{args.topic}: {amount(row['records'], 'record')}, {size(row['bytes'])}"
         what += f", groups {', '.join(groups)}" if groups else ""
         if args.dry_run:
             Output(args).row(row, f"would remove {what}")
@@ -246,7 +246,7 @@ def run_purge(args: argparse.Namespace) -> int:
             )
         total = sum(row["records"] for row in plan)
         late = sum(row["unsettled"] for row in plan)
-        what = f"{total} records of {args.topic}"
+        what = f"{amount(total, 'record')} of {args.topic}"
         what += f", {late} of them not settled by every group" if late else ""
         if not args.dry_run:
             if not confirm(args, f"remove {what}?"):

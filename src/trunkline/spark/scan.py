@@ -280,8 +280,10 @@ class _Scan:
 
     def _missing(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         span = self._span
-        named = f"offset {start}" if end == start + 1 else f"offsets {start} to {end - 1}"
-        text = f"{named} of {span.topic}/{span.partition} are in no readable file"
+        one = end == start + 1
+        named = f"offset {start}" if one else f"offsets {start} to {end - 1}"
+        place = f"{span.topic}/{span.partition}"
+        text = f"{named} of {place} {'is' if one else 'are'} in no readable file"
         bad = [s for s in self._reader.files() if s.bad]
         if bad:
             text += f": see {os.path.basename(bad[0].path)}"

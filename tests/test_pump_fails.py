@@ -12,9 +12,10 @@ import pytest
 
 from trunkline.buses.local import LocalBus
 from trunkline.errors import InvalidFilter, StorageError, StorageFull
-from trunkline.event import Event, Receipt
+from trunkline.event import Event, Receipt, Record
 from trunkline.group import Group
 from trunkline.log.journal import GroupFile
+from trunkline.pump import Hooks
 from trunkline.store import GroupKey
 from trunkline.stores.file import FileStore
 from trunkline.stores.memory import MemoryStore
@@ -183,6 +184,22 @@ async def test_what_expired_is_a_letter_also_when_its_subscriber_left(clock: Man
                 await asyncio.wait_for(anext(stream), 0.05)
         letters = [letter async for letter in bus.dead_letters("orders").letters()]
     assert [letter.reason for letter in letters] == ["expired"]
+
+
+async def test_what_could_not_be_given_up_is_not_told_to_be_dead(clock: ManualClock) -> None:
+    store = Slow(clock)
+    told: list[tuple[int, int]] = []  # with the end of the dead letters then
+
+    def on_dead(_key: GroupKey, record: Record, _reason: str, _error: str) -> None:
+        told.append((record.offset, store._partition("orders.DLQ", 0).next))
+
+    async with LocalBus(store, clock=clock, hooks=Hooks(dead=on_dead)) as bus:
+        await bus.publish("orders", 1)
+        store.fails = 2
+        async with bus.subscribe("orders", group="billing") as stream:
+            await (await soon(stream)).term("no")
+            await clock.run(1.0)
+    assert told == [(1, 2)]
 
 
 async def test_a_letter_from_before_a_seek_settles_nothing(clock: ManualClock) -> None:

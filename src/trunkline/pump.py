@@ -569,31 +569,35 @@ class Pump:
         """Write dead letters, and only then let their records be settled."""
         buried, self._buried = self._buried, []
         try:
-            await self._write_letters(buried)
+            given_up = await self._write_letters(buried)
         except BaseException:
             self._buried = buried + self._buried
             raise
         self._said.acks += [dead.lease for dead in buried]
         self._told = True
+        if self._hooks.dead is not None:
+            for record, dead in given_up:
+                self._hooks.dead(self.key, record, dead.reason, dead.error)
 
-    async def _write_letters(self, buried: list[_Dead]) -> None:
+    async def _write_letters(self, buried: list[_Dead]) -> list[tuple[Record, _Dead]]:
         at: datetime = self._clock.now()
         await self._stock.fetch(dead.lease.offset for dead in buried)
-        letters: list[Event] = []
+        given_up: list[tuple[Record, _Dead]] = []
         for dead in buried:
             record = self._stock.records.get(dead.lease.offset)
             if record is not None and (dead.reason != "expired" or self._is_wanted(record)):
-                letters.append(
-                    write_letter(
-                        record, self.key.group, dead.lease.attempt, dead.reason, dead.error, at
-                    )
+                given_up.append((record, dead))
+        if given_up:
+            letters = [
+                write_letter(
+                    record, self.key.group, dead.lease.attempt, dead.reason, dead.error, at
                 )
-                if self._hooks.dead is not None:
-                    self._hooks.dead(self.key, record, dead.reason, dead.error)
-        if letters:
+                for record, dead in given_up
+            ]
             await self._store.append(dead_topic(self.key.topic), letters)
         for dead in buried:
             self._stock.records.pop(dead.lease.offset, None)
+        return given_up
 
 
 def _skip_to(group: Group, offset: int) -> None:

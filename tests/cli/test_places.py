@@ -133,6 +133,20 @@ def test_a_time_without_a_zone_is_utc() -> None:
     assert parse_time("12:30", NOW) is None
 
 
+def test_a_place_of_a_thousand_digits_is_refused_and_not_a_trace(run: Run) -> None:
+    run("pub", "t", "1")
+    for words in (("get", "t"), ("topic", "purge", "t", "--dry-run", "--before")):
+        done = run(*words, "9" * 5000)
+        assert (done.code, done.out) == (4, "")
+        assert "start end +N -N N" in done.err
+
+
+def test_a_partition_beyond_the_only_one_is_told_so(run: Run) -> None:
+    run("pub", "t", "1")
+    done = run("get", "t", "1", "-p", "5")
+    assert (done.code, done.err) == (3, "trunkline: there is no partition 5: there is only 0\n")
+
+
 @pytest.mark.parametrize(
     ("url", "path"), [("file:.bus", ".bus"), ("file:/a/b", "/a/b"), ("file:///a/b", "/a/b")]
 )

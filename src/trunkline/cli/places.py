@@ -29,10 +29,11 @@ from trunkline.topics import check_pattern, check_topic, is_dead, is_pattern, ma
 URL = "file:.bus"
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?", re.ASCII)
-_POINT = re.compile(r"(start|end|earliest|latest)|([+-]?)(\d+)", re.ASCII)
+_POINT = re.compile(r"(start|end|earliest|latest)|([+-]?)(\d{1,18})", re.ASCII)
 _EPOCH = re.compile(r"\d{9,14}", re.ASCII)
 _MILLISECONDS_FROM = 100_000_000_000  # as seconds, that would be the year 5138
-_HINT = "start end +N -N N N: :N A:B @time @t1:t2"
+_POINTS = "start end +N -N N @time"
+_SPANS = "start end +N -N N N: :N A:B @time @t1:t2"
 
 
 def bus_url(args: argparse.Namespace) -> str:
@@ -139,14 +140,14 @@ class Span(NamedTuple):
         return Bounds(low, max(low, high))
 
 
-def parse_point(text: str, now: datetime) -> Point:
+def parse_point(text: str, now: datetime, forms: str = _POINTS) -> Point:
     if text.startswith("@"):
         when = parse_time(text[1:], now)
         if when is not None:
             return Point("time", when=when)
     found = _POINT.fullmatch(text)
     if found is None:
-        raise InvalidOption(f"not a place in a log: {text!r}", hint=_HINT)
+        raise InvalidOption(f"not a place in a log: {text!r}", hint=forms)
     word, sign, digits = found.groups()
     if word:
         return Point("start" if word in ("start", "earliest") else "end")
@@ -171,12 +172,12 @@ def parse_span(text: str, now: datetime) -> Span:
         first, _, last = text.partition(":")
         if first or last:
             return Span(
-                parse_point(first, now) if first else None,
-                parse_point(last, now) if last else None,
+                parse_point(first, now, _SPANS) if first else None,
+                parse_point(last, now, _SPANS) if last else None,
             )
     else:
-        return Span(parse_point(text, now), None, single=True)
-    raise InvalidOption(f"not a range of a log: {text!r}", hint=_HINT)
+        return Span(parse_point(text, now, _SPANS), None, single=True)
+    raise InvalidOption(f"not a range of a log: {text!r}", hint=_SPANS)
 
 
 def pick_topics(folder: Folder, pattern: str) -> dict[str, int]:
@@ -204,5 +205,6 @@ def pick_partitions(count: int, wanted: int | None) -> list[int]:
     if wanted is None:
         return list(range(count))
     if wanted >= count:
-        raise NotFound(f"there is no partition {wanted}: they are 0 to {count - 1}")
+        there = f"they are 0 to {count - 1}" if count > 1 else "there is only 0"
+        raise NotFound(f"there is no partition {wanted}: {there}")
     return [wanted]

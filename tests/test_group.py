@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from trunkline.backoff import backoff_s
 from trunkline.errors import Conflict, InvalidOption, NotFound
 from trunkline.group import Group, Item, Lease, Saved, load
 from trunkline.ops import AnyOp, Settled
 from trunkline.options import GroupOptions
-from trunkline.pump import backoff_s
 
 NEVER = float("inf")
 

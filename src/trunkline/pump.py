@@ -14,16 +14,16 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence, Sized
-from datetime import datetime
 from typing import NamedTuple, Protocol
 
+from trunkline.backoff import backoff_s
 from trunkline.bus import Delivery, Outcome
 from trunkline.clock import Clock, Handle
 from trunkline.dead import write_letter
-from trunkline.errors import Corrupt, InvalidFilter, LockTimeout, OutOfRange, StorageFull
+from trunkline.errors import Corrupt, LockTimeout, OutOfRange, StorageFull
 from trunkline.event import RANK, Event, Record
 from trunkline.group import Group, Item, Lease, Taken
-from trunkline.options import GroupOptions, TtlPolicy
+from trunkline.options import TtlPolicy
 from trunkline.stock import READ_RECORDS, Stock
 from trunkline.store import GroupKey, Store
 from trunkline.topics import dead_topic
@@ -541,7 +541,7 @@ class Pump:
             for _ in range(len(self._outlets)):
                 outlet = self._outlets[0]
                 self._outlets.rotate(-1)
-                if outlet.room() > 0 and self._accepts(outlet, record.event):
+                if outlet.room() > 0 and outlet.accepts(record.event):
                     if lease.until < self._until:
                         self._until = lease.until
                     outlet.put(self, record, lease)
@@ -554,16 +554,9 @@ class Pump:
         self._told = True
 
     def _is_wanted(self, record: Record) -> bool:
-        accepted = any(self._accepts(outlet, record.event) for outlet in list(self._outlets))
+        # One whose filter fails is none of them any more.
+        accepted = any(outlet.accepts(record.event) for outlet in list(self._outlets))
         return accepted or not self._outlets
-
-    def _accepts(self, outlet: Outlet, event: Event) -> bool:
-        try:
-            return outlet.accepts(event)
-        except InvalidFilter as error:  # the others have theirs
-            self.release(outlet)
-            outlet.fail(error)
-            return False
 
     async def _bury(self) -> None:
         """Write dead letters, and only then let their records be settled."""
@@ -580,7 +573,6 @@ class Pump:
                 self._hooks.dead(self.key, record, dead.reason, dead.error)
 
     async def _write_letters(self, buried: list[_Dead]) -> list[tuple[Record, _Dead]]:
-        at: datetime = self._clock.now()
         await self._stock.fetch(dead.lease.offset for dead in buried)
         given_up: list[tuple[Record, _Dead]] = []
         for dead in buried:
@@ -588,10 +580,9 @@ class Pump:
             if record is not None and (dead.reason != "expired" or self._is_wanted(record)):
                 given_up.append((record, dead))
         if given_up:
+            group, at = self.key.group, self._clock.now()
             letters = [
-                write_letter(
-                    record, self.key.group, dead.lease.attempt, dead.reason, dead.error, at
-                )
+                write_letter(record, group, dead.lease.attempt, dead.reason, dead.error, at)
                 for record, dead in given_up
             ]
             await self._store.append(dead_topic(self.key.topic), letters)
@@ -605,10 +596,3 @@ def _skip_to(group: Group, offset: int) -> None:
     if offset > group.read_to:
         group.skip(group.read_to, offset - 1)
         group.read_to = offset
-
-
-def backoff_s(options: GroupOptions, attempt: int, draw: float) -> float:
-    """Full jitter: ``draw`` in [0, 1) of the delay after the given failed attempt."""
-    # Far-out attempts would overflow; the cap is long reached by then.
-    delay = options.backoff_base_s * options.backoff_mult ** min(attempt - 1, 64)
-    return draw * min(delay, options.backoff_max_s)

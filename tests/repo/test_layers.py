@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .sources import PACKAGE, at, module, python, report, tree
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "options", "topics", "event", "clock", "ranges", "ops"}),
+    frozenset({"errors", "options", "topics", "event", "clock", "ranges", "ops", "backoff"}),
     frozenset({"group", "filters", "where", "access", "frames", "log"}),
     frozenset({"store", "stores", "files"}),
     frozenset(
@@ -36,7 +36,9 @@ BESIDE = {"spark": 1}
 
 # The log is synchronous, and the rules are functions of their arguments.
 NO_ASYNCIO = frozenset({"log", "group", "filters", "where", "topics", "ranges", "access", "frames"})
-PURE = frozenset({"group", "ops", "filters", "where", "topics", "ranges", "access", "frames"})
+PURE = frozenset(
+    {"group", "backoff", "ops", "filters", "where", "topics", "ranges", "access", "frames"}
+)
 DOES_IO = frozenset(
     {"asyncio", "fcntl", "io", "mmap", "os", "pathlib", "random", "select", "shutil", "signal"}
     | {"socket", "sqlite3", "subprocess", "tempfile", "threading", "time", "urllib"}

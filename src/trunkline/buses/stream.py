@@ -337,8 +337,13 @@ class LocalSubscription:
             return True
         try:
             return bool(self._match(event))
-        except Exception as error:
-            raise InvalidFilter(f"the filter failed on event {event.id}: {error!r}") from error
+        except Exception as error:  # noqa: BLE001 -- told below; the others of the group have theirs
+            failed = InvalidFilter(f"the filter failed on event {event.id}: {error!r}")
+            failed.__cause__ = error
+            for pump in self._pumps.values():
+                pump.release(self)
+            self.fail(failed)
+            return False
 
     def put(self, pump: Pump, record: Record, lease: Lease) -> None:
         delivery = Delivery(record, lease, self._group, self._settle, pump.extend)

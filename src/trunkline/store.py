@@ -58,10 +58,14 @@ class Bell:
     def ignore(self, listener: Callable[[str | None], None]) -> None:
         self._listeners.pop(listener, None)
 
-    def ring(self, topic: str | None = None) -> None:
+    def ring(self, topic: str | None = None) -> bool:
+        """Whether there was somebody to hear it."""
+        heard = False
         for listener, wanted in list(self._listeners.items()):
             if wanted is None or topic is None or wanted == topic:
                 listener(topic)
+                heard = True
+        return heard
 
     def remind(self, turn: int, turns: int) -> None:
         """Ring for no reason, for one share of the listeners a turn: all at once take long."""

@@ -288,16 +288,16 @@ class FileStore:
             self.bell.ring(None)
             return
         batch, lane.now = lane.now, _Batch()
-        self.bell.ring(lane.topic)
+        is_read = self.bell.ring(lane.topic)
         if isinstance(outcome, BaseException):
             batch.fail(outcome)
         else:
             batch.settle(outcome)
         lane.room.set()
-        if self._watching:
+        if is_read:
             lane.fresh = monotonic() + _TURNS_S
         if lane.next.events:
-            self._go_on(lane, _TURNS if self._watching else 1)
+            self._go_on(lane, _TURNS if is_read else 1)
         else:
             lane.busy = False
 

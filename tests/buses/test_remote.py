@@ -148,6 +148,21 @@ class TestTheWire:
             receipts = await asyncio.gather(*(bus.publish("t", n) for n in range(20)))
         assert sorted(receipt.offset for receipt in receipts) == list(range(1, 21))
 
+    async def test_publishes_that_were_given_up_while_the_broker_was_away_leave_the_buffer(
+        self, broker: Broker
+    ) -> None:
+        async with RemoteBus(broker.url, buffer=3, backoff_base_s=0.01) as bus:
+            await bus.publish("t", 1)
+            bus.link._transport.underlying_transport.abort()
+            while bus.link.is_up:
+                await asyncio.sleep(0)
+            waiting = [asyncio.ensure_future(bus.publish("t", n)) for n in range(3)]
+            await asyncio.sleep(0)
+            for one in waiting:
+                one.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            assert (await asyncio.wait_for(bus.publish("t", 2), 10)).offset == 2
+
     async def test_a_lost_connection_comes_back_with_its_subscriptions(
         self, broker: Broker
     ) -> None:

@@ -389,7 +389,9 @@ class Link:
         self.connected.set()
         self._user.up()
         for corr, ask in list(self._asks.items()):
-            if ask.again is not None and not ask.answer.done():
+            if ask.answer.done():  # nobody waits for it any more, and no answer will come
+                self._settle(corr, None)
+            elif ask.again is not None:
                 self.send(_again(corr, ask.again))
 
     def _drop(self) -> None:

@@ -143,6 +143,30 @@ class TestTheWire:
             receipts = await asyncio.gather(*small)
         assert sorted(receipt.offset for receipt in receipts) == [1, 2, 3, 4, 5]
 
+    @pytest.mark.parametrize("settings", [{"frame_bytes": 40_000}])
+    async def test_one_that_is_not_too_large_alone_does_not_fail_for_its_company(
+        self, broker: Broker
+    ) -> None:
+        async with RemoteBus(broker.url, backoff_base_s=0.01) as bus:
+            await bus.publish("t", 0)
+            small = [bus.publish("t", "x" * 400) for _ in range(20)]
+            large = bus.publish("t", "y" * 39_000), bus.publish_many("t", ["z" * 19_000] * 2)
+            said = await asyncio.gather(
+                *small,
+                *large,
+                bus.publish("t", "w" * 40_000),
+                *(bus.publish("t", "x" * 400) for _ in range(20)),
+                return_exceptions=True,
+            )
+        assert [n for n, one in enumerate(said) if isinstance(one, InvalidEvent)] == [22]
+
+    @pytest.mark.parametrize("settings", [{"frame_bytes": 5_000}])
+    async def test_none_fails_for_what_is_too_large_together(self, broker: Broker) -> None:
+        async with RemoteBus(broker.url, backoff_base_s=0.01) as bus:
+            many = [bus.publish("t", "x" * 1000) for _ in range(40)]
+            receipts = await asyncio.wait_for(asyncio.gather(*many), 20)
+        assert [receipt.offset for receipt in receipts] == list(range(1, 41))
+
     async def test_publishes_wait_while_the_buffer_is_full(self, broker: Broker) -> None:
         async with RemoteBus(broker.url, buffer=3) as bus:
             receipts = await asyncio.gather(*(bus.publish("t", n) for n in range(20)))

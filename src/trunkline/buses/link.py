@@ -124,6 +124,7 @@ class Link:
         self._corr = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
+        self._together = _BYTES_AT_ONCE  # what is larger travels alone
         self._topic = ""  # of the events that leave in the next frame
         self._corrs: list[int] = []
         self._events: list[bytes] = []
@@ -187,6 +188,7 @@ class Link:
         corr = self.next_corr()
         answer = self._asked(corr, event, repeat=True)
         if self._transport is not None:
+            self._part_from(event)
             if topic != self._topic:
                 self._wrap()
                 self._topic = topic
@@ -225,14 +227,20 @@ class Link:
         return (await self.ask(corr, data, repeat=True)).result
 
     def send(self, data: bytes) -> None:
+        self._part_from(data)
         self._wrap()
         self._out.append(data)
         self._said(len(data))
 
+    def _part_from(self, data: bytes) -> None:
+        """A broker refuses a message by its size: let what is large go alone."""
+        if self._out_bytes + len(data) > self._together:
+            self.flush()
+
     def _said(self, size: int) -> None:
         self._out_bytes += size
         waiting = len(self._out) + len(self._events)
-        if waiting >= _FRAMES_AT_ONCE or self._out_bytes >= _BYTES_AT_ONCE:
+        if waiting >= _FRAMES_AT_ONCE or self._out_bytes >= self._together:
             self.flush()  # so that the broker begins while there is more to say
         else:
             self._schedule()
@@ -415,8 +423,10 @@ class Link:
         if said is None or said.recv is None or said.recv.code != WSCloseCode.MESSAGE_TOO_BIG:
             return
         largest = max(self._asks, key=lambda corr: self._asks[corr].size, default=None)
-        if largest is not None:
-            size = self._asks[largest].size
+        size = 0 if largest is None else self._asks[largest].size
+        if size <= self._together:  # it was not alone: perhaps they were too large together
+            self._together //= 2
+        else:
             self._settle(largest, InvalidEvent(f"{size} bytes in one frame are too many for it"))
 
     def _give_up(self, error: TrunklineError) -> None:

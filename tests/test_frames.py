@@ -91,6 +91,28 @@ class TestReading:
         assert isinstance(bad, Bad)
         assert bad.error.code == "too_large"
 
+    @pytest.mark.parametrize("events", ["[]", '[{"topic":5}]', '[{"topic":"t"}]'])
+    def test_no_message_asks_for_more_answers_than_an_array_may(self, events: str) -> None:
+        marks = ",".join(["1"] * (frames.FRAMES_MAX // 2))
+        text = f'{{"type":"PUBLISH","corrs":[{marks}],"events":{events}}}'
+        assert 0 < len(read_asked(f"[{text},{text}]".encode())) <= frames.FRAMES_MAX
+        (bad,) = read_asked(f"[{text},{text},{text}]".encode())
+        assert isinstance(bad, Bad)
+        assert bad.error.code == "too_large"
+
+    @pytest.mark.parametrize(
+        "broken",
+        [
+            '"corrs":[7,"a"],"events":[{"topic":5}]',
+            '"corrs":[7,"a"],"events":5',
+            '"corrs":[7,null,"a"],"events":[]',
+            '"corrs":[7,"a"],"again":1,"events":[{"topic":"t"},{"topic":"t"}]',
+        ],
+    )
+    def test_each_of_several_in_a_frame_that_is_none_is_told(self, broken: str) -> None:
+        found = read_asked(f'{{"type":"PUBLISH",{broken}}}'.encode())
+        assert [(type(one), one.corr) for one in found] == [(Bad, 7), (Bad, "a")]
+
     @given(st.binary(max_size=200))
     def test_no_bytes_raise(self, data: bytes) -> None:
         assert read_asked(data)

@@ -28,7 +28,7 @@ Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Partition = Annotated[int, Meta(ge=0, le=1023)]
 Window = Annotated[int, Meta(ge=1, le=100_000)]
 Credits = Annotated[int, Meta(ge=0, le=1_000_000_000)]
-FRAMES_MAX: Final = 10_000  # in one array
+FRAMES_MAX: Final = 10_000  # in one message, and each of several publishes in one is one
 Corrs = Annotated[list[Corr], Meta(min_length=1, max_length=FRAMES_MAX)]
 
 SUBPROTOCOL: Final = "trunkline.v1"  # who asks for it reads arrays
@@ -247,6 +247,7 @@ class _Stub(msgspec.Struct, frozen=True):
 
     type: Any = None
     corr: Any = None
+    corrs: Any = None
 
 
 class _Apart(msgspec.Struct, frozen=True):
@@ -289,7 +290,7 @@ def read_told(data: bytes | memoryview) -> list[Told | Bad]:
     try:
         return [_told.decode(data)]
     except _BROKEN as error:
-        return [_bad(data, error)]
+        return _bad(data, error)
 
 
 def _read_many(data: bytes | memoryview, many: Any, one: Any) -> list[Any]:
@@ -299,16 +300,20 @@ def _read_many(data: bytes | memoryview, many: Any, one: Any) -> list[Any]:
         try:
             pieces = _pieces.decode(data)
         except _BROKEN as error:
-            return [_bad(data, error)]
+            return _bad(data, error)
         frames = []
-        for piece in pieces[: FRAMES_MAX + 1]:
+        for piece in pieces:
             try:
                 frames.append(one.decode(piece))
             except _BROKEN as error:
                 frames += _broken(bytes(piece), error)
-    if len(frames) > FRAMES_MAX:
-        text = f"{len(frames)} frames in one message, {FRAMES_MAX} are allowed"
-        return [Bad(ProtocolError(text, code="too_large"))]
+            if len(frames) > FRAMES_MAX:
+                break
+    if len(data) > 2 * FRAMES_MAX:  # a mark and its comma, each of which may be answered
+        count = sum(len(f.corrs) if type(f) is Publish and f.corrs else 1 for f in frames)
+        if count > FRAMES_MAX:
+            text = f"more frames in one message than {FRAMES_MAX}, which are allowed"
+            return [Bad(ProtocolError(text, code="too_large"))]
     return frames
 
 
@@ -318,7 +323,7 @@ def _broken(data: bytes | memoryview, error: Exception) -> list[Any]:
         several = _apart.decode(data)
         pairs = list(zip(several.corrs, several.events, strict=True))
     except _BROKEN:
-        return [_bad(data, error)]
+        return _bad(data, error)
     frames: list[Any] = []
     for corr, piece in pairs:
         try:
@@ -332,15 +337,18 @@ def _broken(data: bytes | memoryview, error: Exception) -> list[Any]:
     return frames
 
 
-def _bad(data: bytes | memoryview, error: Exception) -> Bad:
+def _bad(data: bytes | memoryview, error: Exception) -> list[Any]:
+    said = f"not a frame: {reason(error, data)}"
     try:
         stub = _stub.decode(data)
     except _BROKEN:
-        return Bad(ProtocolError(f"not a frame: {reason(error, data)}", code="bad_frame"))
-    corr = stub.corr if isinstance(stub.corr, str | int) else None
+        return [Bad(ProtocolError(said, code="bad_frame"))]
     known = isinstance(stub.type, str) and stub.type in TYPES
     code = "bad_frame" if known or stub.type is None else "unknown_type"
-    return Bad(ProtocolError(f"not a frame: {reason(error, data)}", code=code), corr)
+    many = stub.corrs if isinstance(stub.corrs, list) and len(stub.corrs) <= FRAMES_MAX else []
+    corrs: list[Corr | None] = [corr for corr in many if isinstance(corr, str | int)]
+    corr = stub.corr if isinstance(stub.corr, str | int) else None
+    return [Bad(ProtocolError(said, code=code), mark) for mark in corrs or [corr]]
 
 
 TYPES: Final = frozenset(

@@ -119,6 +119,10 @@ class TestPublishing:
         ]
         said = await one.ask("PUBLISH", topic="t", corrs=[], events=[])
         assert said["code"] == "bad_frame"
+        for alone in ({"payload": 1}, {"event": events[0]}):
+            await one.say("PUBLISH", topic="t", corrs=[7], **alone)
+            said = await one.hear()
+            assert (said["corr"], said["code"]) == (7, "invalid_event"), "they are no events"
         await one.say("PUBLISH", topic="t", corrs=[7, 8, 9], events=events)
         found = [await one.hear("PUBLISHED") for _ in range(3)]
         assert [(said["corr"], said["offset"]) for said in found] == [(7, 1), (8, 2), (9, 3)]

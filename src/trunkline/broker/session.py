@@ -216,13 +216,13 @@ class Session:
 
     def _publish(self, frame: Publish) -> None:
         events, corrs = frame.events, frame.corrs
+        if corrs is not None and len(corrs) != (count := len(events or ())):
+            raise InvalidEvent(f"{len(corrs)} corrs for {count} events", field="corrs")
         if events is None:
             event = frame.event or event_of(frame, self.hub.clock.now())
             self._publish_singles(event.topic, [event], [frame.corr], frame.again)
         elif corrs is None:
             self._publish_batch(frame, events)
-        elif len(events) != len(corrs):
-            raise InvalidEvent(f"{len(corrs)} corrs for {len(events)} events", field="corrs")
         else:
             self._publish_singles(frame.topic or events[0].topic, events, corrs, frame.again)
 

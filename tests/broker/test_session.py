@@ -532,6 +532,14 @@ class TestDelivery:
         assert [(await one.hear("MESSAGE"))["offset"] for _ in range(3)] == [3, 4, 5]
         assert await one.silent()
 
+    async def test_credits_may_follow_the_subscription_at_once(self, one: Peer) -> None:
+        await one.ask("PUBLISH", topic="t", payload=1)
+        start = {"kind": "earliest"}
+        await one.say("SUBSCRIBE", topic="t", group="g", sub="s", credits=0, **{"from": start})
+        await one.say("FLOW", credits=1, sub="s", corr=2)
+        assert (await one.hear("MESSAGE"))["offset"] == 1
+        assert [(await one.hear("OK")).get("corr") for _ in range(2)] == [None, 2]
+
     async def test_a_subscription_may_have_credits_of_its_own(self, one: Peer) -> None:
         for n in range(6):
             await one.ask("PUBLISH", topic="t", payload=n)

@@ -118,7 +118,7 @@ class Session:
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._said_bytes = 0
-        self._orders: asyncio.Queue[Subscribe | Unsubscribe | Call] = asyncio.Queue()
+        self._orders: asyncio.Queue[Subscribe | Unsubscribe | Call | Credit] = asyncio.Queue()
         self._clerk: asyncio.Task[None] | None = None
         self._paused = False
         self._closed = False
@@ -177,6 +177,8 @@ class Session:
                 self._nack(frame)
             case Subscribe() | Unsubscribe() | Call():
                 self._order(frame)
+            case Credit() if self._clerk and frame.sub and frame.sub not in self._subscribers:
+                self._order(frame)  # its SUBSCRIBE may be on its way
             case Credit():
                 self._flow(frame)
             case Extend():
@@ -185,8 +187,6 @@ class Session:
                 self.tell(Pong(corr=frame.corr))
             case Auth():
                 self._introduce(frame)
-            case Pong():
-                pass
 
     def _introduce(self, frame: Any) -> None:
         who = self.hub.rights.known(frame.token) if isinstance(frame, Auth) else None
@@ -325,7 +325,7 @@ class Session:
 
     # -- what takes its time, in order -------------------------------------------------------------
 
-    def _order(self, frame: Subscribe | Unsubscribe | Call) -> None:
+    def _order(self, frame: Subscribe | Unsubscribe | Call | Credit) -> None:
         self._orders.put_nowait(frame)
         if self._orders.qsize() >= _ORDERS_MAX:
             self._hold_up()
@@ -343,6 +343,8 @@ class Session:
                         await self._unsubscribe(frame)
                     case Call():
                         await self._call(frame)
+                    case Credit():
+                        self._flow(frame)
             except TrunklineError as error:
                 self._answer(error, frame)
             except Exception:
@@ -435,8 +437,7 @@ class Session:
 
     def _flow(self, frame: Credit) -> None:
         if frame.sub is not None:
-            subscriber = self._subscribers.get(frame.sub)
-            if subscriber is not None:
+            if subscriber := self._subscribers.get(frame.sub):
                 subscriber.flow(frame.credits)
             if frame.corr is not None:
                 self.tell(Ok(corr=frame.corr, sub=frame.sub))

@@ -175,7 +175,7 @@ class Hub:
         if self.rights.is_on or any(map(_headers, events)):
             events = [self._stamped(event, who) for event in events]
         self.registry.check(topic, events)
-        receipts = await (self._once if again else self._publish)(topic, events)
+        receipts = await self._publish(topic, events, again)
         self.counts.published(topic, len(receipts))
         if self.options.audit:
             for receipt in receipts:
@@ -209,28 +209,30 @@ class Hub:
             self.denied(who, action, topic)
             raise Denied("access denied", actor=who.agent, action=action, topic=topic)
 
-    async def _publish(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
+    async def _publish(self, topic: str, events: Sequence[Event], again: bool) -> list[Receipt]:
+        """Those that are sent again may also be on their way to the log, from a connection that was
+        lost, for the first time or again.
+        """
+        while again and (ahead := self._ahead(events)):
+            await asyncio.wait(ahead)
         done = asyncio.get_running_loop().create_future()
         self._underway[done] = events
+        publish = self.bus.publish_many
         try:
-            return await self.bus.publish_many(topic, events)
+            if again:
+                return await publish_once(self.bus.store, publish, topic, events)
+            return await publish(topic, events)
         finally:
             del self._underway[done]
             done.set_result(None)
 
-    async def _once(self, topic: str, events: Sequence[Event]) -> list[Receipt]:
-        """Publish those of ``events`` that the log does not hold yet. They may also be on their
-        way to it, from the connection that was lost.
-        """
+    def _ahead(self, events: Sequence[Event]) -> list[asyncio.Future[None]]:
         wanted = {event.id for event in events}
-        ahead = [
+        return [
             done
             for done, others in self._underway.items()
             if any(event.id in wanted for event in others)
         ]
-        if ahead:
-            await asyncio.wait(ahead)
-        return await publish_once(self.bus.store, self._publish, topic, events)
 
     def policy(self, topic: str) -> GroupOptions:
         """What a group that nobody has made yet gets."""

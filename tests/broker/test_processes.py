@@ -245,6 +245,22 @@ async def test_a_client_gives_up_after_its_patience(tmp_path: Path) -> None:
             await bus.publish("t", 1)
 
 
+async def test_what_is_said_after_a_repeat_is_kept_after_it(tmp_path: Path) -> None:
+    """To look for an event in the log takes its time."""
+    async with running(tmp_path) as broker, peer(broker.url) as one:
+        await one.ask("PUBLISH", topic="t", payload=0)
+        for n in range(1, 101, 5):
+            events = [{"topic": "t", "event_id": f"e{n + k}", "payload": n + k} for k in range(5)]
+            await one.say("PUBLISH", corrs=[1, 2], events=events[:2], again=True)
+            await one.say("PUBLISH", corr=3, events=events[2:4], again=True)
+            await one.say("PUBLISH", corr=4, event=events[4])
+            found = {}
+            while len(found) < 4:
+                said = await one.hear("PUBLISHED")
+                found[said["corr"]] = said["offset"]
+            assert found == {1: n + 1, 2: n + 2, 3: n + 3, 4: n + 5}
+
+
 async def test_an_event_sent_again_is_kept_once(tmp_path: Path) -> None:
     """The connection breaks after the broker kept the event and before the client knew."""
     async with running(tmp_path) as broker:

@@ -153,11 +153,22 @@ class Hub:
         return bucket.take(count, now)
 
     async def publish(
-        self, who: Principal, topic: str, events: Sequence[Event], *, again: bool = False
+        self,
+        who: Principal,
+        topic: str,
+        events: Sequence[Event],
+        *,
+        again: bool = False,
+        turn: asyncio.Lock | None = None,
     ) -> list[Receipt]:
         """Publish events of one topic. Whether ``who`` may was asked before. Those that are sent
-        ``again`` are kept if they were not kept before.
+        ``again`` are kept if they were not kept before; that takes its time, and what the same
+        connection said after them waits for its ``turn``.
         """
+        if turn is not None:
+            async with turn:
+                if again:
+                    return await self.publish(who, topic, events, again=True)
         try:
             return await self._publish_checked(who, topic, events, again)
         except TrunklineError:

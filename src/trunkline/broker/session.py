@@ -113,16 +113,15 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._subscribers: dict[str | tuple[str, str], Subscriber] = {}
         self._publishing: dict[tuple[str, bool], tuple[list[Event], list[Corr | None]]] = {}
+        self._turn = asyncio.Lock()  # to publish, after what is being sent again
         self._publishes = 0
         self._taken_bytes = 0  # read since nothing was being published
         self._out: list[bytes] = []
-        self._out_bytes = 0
-        self._said_bytes = 0
+        self._out_bytes = self._said_bytes = 0
         self._orders: asyncio.Queue[Subscribe | Unsubscribe | Call | Credit] = asyncio.Queue()
         self._clerk: asyncio.Task[None] | None = None
         self._paused = False
-        self._closed = False
-        self._is_leaving = False
+        self._closed = self._is_leaving = False
         self._may: set[tuple[str, str]] = set()
         self._rights = hub.rights.version
         self._limbo: asyncio.TimerHandle | None = None
@@ -247,7 +246,7 @@ class Session:
         self, topic: str, events: list[Event], corrs: list[Corr | None], again: bool
     ) -> None:
         try:
-            receipts = await self.hub.publish(self.who, topic, events, again=again)
+            receipts = await self.hub.publish(self.who, topic, events, again=again, turn=self._turn)
         except (Invalid, Conflict) as error:
             if len(events) == 1:
                 self.fail(error, corrs[0], topic=topic)
@@ -293,7 +292,8 @@ class Session:
 
     async def _publish_whole(self, frame: Publish, topic: str, events: list[Event]) -> None:
         try:
-            receipts = await self.hub.publish(self.who, topic, events, again=frame.again)
+            again, turn = frame.again, self._turn
+            receipts = await self.hub.publish(self.who, topic, events, again=again, turn=turn)
         except TrunklineError as error:
             self.fail(error, frame.corr, topic=topic)
         else:

@@ -523,6 +523,15 @@ class TestEvents:
         )
         assert done.status_code == 415
 
+    @pytest.mark.parametrize("digits", [20, 5000])
+    async def test_a_record_at_a_number_that_none_has_is_not_found(
+        self, http: httpx.AsyncClient, digits: int
+    ) -> None:
+        await publish(http, "t", 1)
+        for place in (f"0/{'9' * digits}", f"{'9' * digits}/1"):
+            found = await http.get(f"/topics/t/events/{place}")
+            assert (found.status_code, found.json()["code"]) == (404, "not_found")
+
     @pytest.mark.parametrize("settings", [{"frame_bytes": 2000}])
     async def test_a_body_that_is_too_large_is_refused(self, http: httpx.AsyncClient) -> None:
         done = await http.post("/topics/t/events", json={"payload": "x" * 3000})

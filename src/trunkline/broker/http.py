@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -295,6 +296,13 @@ class _Guard:
         await self._app(scope, receive, marked)
 
 
+class _Number(IntegerConvertor):
+    regex = "[0-9]{1,19}"  # Python reads no number of thousands of digits
+
+
+register_url_convertor("number", _Number())
+
+
 def application(hub: Hub, gate: Gate) -> Any:
     """The ASGI application."""
     from trunkline.broker.routes import ENDPOINTS
@@ -322,7 +330,8 @@ def application(hub: Hub, gate: Gate) -> Any:
                 logger.exception("%s %s failed", request.method, request.url.path)
                 return reply({"code": "internal", "message": "internal error"}, 500)
 
-        return Route(endpoint.path, answer, methods=[endpoint.method])
+        path = endpoint.path.replace(":int}", ":number}")
+        return Route(path, answer, methods=[endpoint.method])
 
     async def missing(_request: Request, error: Any) -> Response:
         code = "not_found" if error.status_code == 404 else "bad_method"

@@ -127,6 +127,27 @@ class TestPublishing:
         found = [await one.hear("PUBLISHED") for _ in range(3)]
         assert [(said["corr"], said["offset"]) for said in found] == [(7, 1), (8, 2), (9, 3)]
 
+    async def test_one_that_is_refused_does_not_make_the_others_wait_for_each_other(
+        self, broker: Broker, one: Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await broker.hub.registry.add("t", {"type": "integer"})
+        sizes: list[int] = []
+        publish = broker.hub.bus.publish_many
+
+        async def counted(topic: str, events: Any) -> Any:
+            sizes.append(len(events))
+            return await publish(topic, events)
+
+        monkeypatch.setattr(broker.hub.bus, "publish_many", counted)
+        events = [{"topic": "t", "payload": "no" if n == 700 else n} for n in range(1000)]
+        await one.say("PUBLISH", topic="t", corrs=list(range(1000)), events=events)
+        said = [await one.hear() for _ in events]
+        assert [frame["corr"] for frame in said if frame["type"] == "ERROR"] == [700]
+        assert {frame["corr"] for frame in said} == set(range(1000))
+        assert (sum(sizes), len(sizes) <= 10) == (999, True)
+        kept = [record.event.payload for record in await broker.hub.bus.read("t", limit=2000)]
+        assert kept == [n for n in range(1000) if n != 700], "in order"
+
     async def test_a_message_may_be_an_array_of_frames(self, one: Peer) -> None:
         frames = [{"type": "PUBLISH", "topic": "t", "payload": n, "corr": n} for n in range(3)]
         await one.socket.send(json.dumps([*frames, {"type": "NO", "corr": 9}]))

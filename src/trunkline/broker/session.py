@@ -250,9 +250,9 @@ class Session:
         except (Invalid, Conflict) as error:
             if len(events) == 1:
                 self.fail(error, corrs[0], topic=topic)
-            else:  # one of them is bad: let the others not suffer from it
-                for event, corr in zip(events, corrs, strict=True):
-                    await self._publish_together(topic, [event], [corr], again)
+            else:  # one of them is bad: let the others not suffer from it, nor wait for each other
+                for half in (slice(len(events) // 2), slice(len(events) // 2, None)):
+                    await self._publish_together(topic, events[half], corrs[half], again)
                 return
         except TrunklineError as error:
             for corr in corrs:

@@ -254,7 +254,7 @@ async def test_what_is_said_after_a_repeat_is_kept_after_it(tmp_path: Path) -> N
             await one.say("PUBLISH", corrs=[1, 2], events=events[:2], again=True)
             await one.say("PUBLISH", corr=3, events=events[2:4], again=True)
             await one.say("PUBLISH", corr=4, event=events[4])
-            found = {}
+            found: dict[int, int] = {}
             while len(found) < 4:
                 said = await one.hear("PUBLISHED")
                 found[said["corr"]] = said["offset"]

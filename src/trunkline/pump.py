@@ -138,7 +138,7 @@ class Pump:
             self._outlets.append(outlet)
         self.wake()
         if self._task is None or self._task.done():
-            self._store.bell.listen(self._rung, self.key.topic)
+            self._store.bell.listen(self._rung, self.key.topic, self.key)
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name=f"pump {self.key.topic}/{self.key.partition} {self.key.group}"
             )

@@ -50,13 +50,22 @@ class Bell:
 
     def __init__(self) -> None:
         self._listeners: dict[Callable[[str | None], None], str | None] = {}
+        self._groups: dict[Callable[[str | None], None], GroupKey] = {}
 
-    def listen(self, listener: Callable[[str | None], None], topic: str | None = None) -> None:
-        """Call ``listener`` for rings of ``topic``, or for all."""
+    def listen(
+        self,
+        listener: Callable[[str | None], None],
+        topic: str | None = None,
+        group: GroupKey | None = None,
+    ) -> None:
+        """Call ``listener`` for rings of ``topic``, or for all, and for what is told of a group."""
         self._listeners[listener] = topic
+        if group is not None:
+            self._groups[listener] = group
 
     def ignore(self, listener: Callable[[str | None], None]) -> None:
         self._listeners.pop(listener, None)
+        self._groups.pop(listener, None)
 
     def ring(self, topic: str | None = None) -> bool:
         """Whether there was somebody to hear it."""
@@ -66,6 +75,11 @@ class Bell:
                 listener(topic)
                 heard = True
         return heard
+
+    def tell(self, group: GroupKey) -> None:
+        """Ring for who works for a group alone: there may be many, and others need not look."""
+        for listener in [one for one, wanted in self._groups.items() if wanted == group]:
+            listener(None)
 
     def remind(self, turn: int, turns: int) -> None:
         """Ring for no reason, for one share of the listeners a turn: all at once take long."""

@@ -334,7 +334,7 @@ class FileStore:
             self.bell.ring(key.topic)  # or those who worked for it here hear of it by a reminder
             return None  # type: ignore[return-value]
         self._ask(self.folder.join)
-        step = partial(self._heed, step)
+        step = partial(self._heed, key, step)
         lock = self._group_locks.get(key)
         if lock is None:
             lock = self._group_locks[key] = asyncio.Lock()
@@ -344,14 +344,14 @@ class FileStore:
         async with lock:
             return await self._step_later(key, step)
 
-    def _heed(self, step: Callable[[Group], T], group: Group) -> T:
-        """Take a step. A pump heeds what it finds; who else finds something tells the pumps, which
-        no file that changed would tell any more.
+    def _heed(self, key: GroupKey, step: Callable[[Group], T], group: Group) -> T:
+        """Take a step. A pump heeds what it finds; who else finds something tells the group's pump,
+        which no file that changed would tell any more.
         """
         result = step(group)
         if group.news:
             group.news = False
-            self.bell.ring(None)
+            self.bell.tell(key)
         return result
 
     async def _step_later(self, key: GroupKey, step: Callable[[Group], T]) -> T:

@@ -16,6 +16,7 @@ from trunkline.errors import (
     LockTimeout,
     NoBus,
     NotFound,
+    OutOfRange,
     TrunklineError,
     UnsupportedFormat,
 )
@@ -242,6 +243,10 @@ def test_who_reads_and_who_writes_outlive_the_removal_of_their_topic(folder: Fol
     assert (folder.reader(TOPIC, 0), folder.writer(TOPIC, 0)) == (reader, writer)
 
 
+def is_of_log(paths: list[str]) -> bool:
+    return any(os.path.dirname(path).endswith("wal") for path in paths)
+
+
 def test_what_members_do_while_a_topic_is_removed_settles_nothing_in_the_next(
     folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,11 +255,12 @@ def test_what_members_do_while_a_topic_is_removed_settles_nothing_in_the_next(
     other.step(key, lambda group: group.define(GroupOptions(), 0))
 
     def work(group: Group) -> None:
+        end = other.bounds(TOPIC, 0).next
         group.begin_anew()
-        group.settle([1, 2, 3])
+        group.settle(range(1, end))
 
     def beside(paths: list[str]) -> None:
-        if any(path.endswith(".head") for path in paths):
+        if is_of_log(paths):
             other.step(key, work)
         remove(paths)
 
@@ -263,3 +269,111 @@ def test_what_members_do_while_a_topic_is_removed_settles_nothing_in_the_next(
     publish(folder, ["new"])
     assert folder.look(key, lambda group: group.floor) == 0
     assert other.step(key, lambda group: group.floor) == 0
+
+
+def test_a_topic_that_is_removed_takes_no_group_of_the_next_along(
+    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, remove, other = GroupKey(TOPIC, 0, "g"), atomic.remove_files, opener()
+    publish(folder, range(1, 4))
+    other.step(key, lambda group: group.define(GroupOptions(), 0))
+
+    def beside(paths: list[str]) -> None:
+        remove(paths)
+        if any(path.endswith(".head") for path in paths):
+            publish(other, ["new"])
+            other.step(key, lambda group: group.define(GroupOptions(), 0))
+            other.step(key, lambda group: group.settle([1]))
+
+    monkeypatch.setattr(atomic, "remove_files", beside)
+    folder.remove_topic(TOPIC)
+    assert payloads(other) == {1: "new"}
+    assert other.step(key, lambda group: group.floor) == 1
+
+
+def test_a_group_that_goes_before_its_topic_finds_no_record_to_begin_anew_with(
+    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, remove, other = GroupKey(TOPIC, 0, "g"), Folder.remove_group, opener()
+    publish(folder, range(1, 4))
+    other.step(key, lambda group: group.define(GroupOptions(), 0))
+    found: list[object] = []
+
+    def beside(mine: Folder, gone: GroupKey) -> None:
+        remove(mine, gone)
+        with contextlib.suppress(OutOfRange):
+            found.extend(other.read(TOPIC, 0, 1, 9))
+
+    monkeypatch.setattr(Folder, "remove_group", beside)
+    folder.remove_topic(TOPIC)
+    assert found == []
+    assert folder.topics() == {}
+    assert folder.groups() == []
+
+
+@pytest.mark.parametrize("what", ["its group", "the topic"])
+def test_a_topic_is_removed_also_if_somebody_else_removes(
+    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    key, topics, groups, other = GroupKey(TOPIC, 0, "g"), folder.topics, folder.groups, opener()
+    publish(folder, range(1, 4))
+    other.step(key, lambda group: group.define(GroupOptions(), 0))
+
+    def before() -> dict[str, TopicOptions]:
+        if what == "the topic" and other.has_topic(TOPIC):
+            other.remove_topic(TOPIC)
+        return topics()
+
+    def after() -> list[GroupKey]:
+        found = groups()
+        if other.has_group(key):
+            other.remove_group(key)
+        return found
+
+    monkeypatch.setattr(folder, "topics", before)
+    monkeypatch.setattr(folder, "groups", after)
+    folder.remove_topic(TOPIC)
+    assert other.topics() == {}
+    assert other.groups() == []
+
+
+def test_a_removal_that_is_cut_short_leaves_a_topic_that_goes_on(
+    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, other = GroupKey(TOPIC, 0, "g"), opener()
+    publish(folder, range(1, 4))
+    other.step(key, lambda group: group.define(GroupOptions(), 0))
+    other.step(key, lambda group: group.settle([1, 2, 3]))
+    remove = atomic.remove_files
+
+    def die(paths: list[str]) -> None:
+        remove(paths)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic, "remove_files", die)
+    with pytest.raises(KeyboardInterrupt):
+        folder.remove_topic(TOPIC)
+    monkeypatch.undo()
+    publish(other, [4])
+    assert payloads(folder) == {4: 4}
+    assert folder.step(key, lambda group: group.lag(5)) == 1
+    folder.remove_topic(TOPIC)
+    assert other.topics() == {}
+    assert other.groups() == []
+
+
+def test_groups_are_listed_while_one_is_removed(
+    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, other = GroupKey(TOPIC, 0, "one"), GroupKey(TOPIC, 0, "two"), opener()
+    for key in (one, two):
+        other.step(key, lambda group: group.define(GroupOptions(), 0))
+    names = folder.names
+
+    def slowly(place: str) -> list[str]:
+        found = names(place)
+        other.remove_group(one)
+        return found
+
+    monkeypatch.setattr(folder, "names", slowly)
+    assert folder.groups() == [two]

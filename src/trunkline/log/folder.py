@@ -198,28 +198,37 @@ class Folder:
         """Remove a topic, its records and its groups for good. From any thread."""
         if not self.has_topic(name):
             raise NotFound(f"there is no topic {name}", topic=name)
-        for key in [key for key in self.groups() if key.topic == name]:
-            self.remove_group(key)
-        for partition in range(self.topics()[name].partitions):
-            writer = self.writer(name, partition)
-            writer.begin()
-            try:
-                self._remove_log(name, partition)
-                for key in self.groups():  # begun anew with records that were still there
-                    if (key.topic, key.partition) == (name, partition):
-                        self.remove_group(key)
-                writer.abandon()
-            finally:
-                writer.end()
+        for partition in range(self.topics().get(name, _DEFAULT).partitions):
+            self._remove_partition(name, partition)
         with self._locked_topics() as topics:
             topics.pop(name, None)
 
-    def _remove_log(self, topic: str, partition: int) -> None:
-        folder, _, start = layout.log_stem(topic, partition).partition("/")
-        place = os.path.join(self.path, folder)
-        mine = [f for f in os.listdir(place) if layout.belongs(f, start, folder == "dlq")]
-        mine.sort(key=lambda file: file.endswith(".head"))  # the head, our lock, goes last
-        atomic.remove_files([os.path.join(place, file) for file in mine])
+    def _remove_partition(self, topic: str, partition: int) -> None:
+        """Its records first: who works for a group that was removed finds none to begin anew with.
+        Its head last: as long as that is there, and empty, nobody can publish to the next log.
+        """
+        writer = self.writer(topic, partition)
+        head = writer.begin()
+        try:
+            folder, _, start = layout.log_stem(topic, partition).partition("/")
+            place = os.path.join(self.path, folder)
+            writer.hide(head)  # should we die now the offsets go on, and groups are right
+            mine = [f for f in os.listdir(place) if layout.belongs(f, start, folder == "dlq")]
+            paths = [os.path.join(place, f) for f in mine if not f.endswith(".head")]
+            atomic.remove_files(paths)
+            self._remove_groups(topic, partition)
+            writer.clear()
+            self._remove_groups(topic, partition)  # begun anew where the log had ended
+            atomic.remove_files([os.path.join(place, start + ".head")])
+            writer.abandon()
+        finally:
+            writer.end()
+
+    def _remove_groups(self, topic: str, partition: int) -> None:
+        for key in self.groups():
+            if (key.topic, key.partition) == (topic, partition):
+                with contextlib.suppress(NotFound):  # somebody else removed it
+                    self.remove_group(key)
 
     def _defined(self) -> dict[str, TopicOptions]:
         path = os.path.join(self.path, "topics.json")
@@ -418,9 +427,9 @@ class Folder:
             stem, _, kind = name.rpartition(".")
             if kind not in ("journal", "json") or (kind == "json" and f"{stem}.journal" in names):
                 continue  # a snapshot speaks for a group only where its journal is gone
-            whose = group_of(os.path.join(place, name))
-            if whose is not None:
-                found.add(GroupKey(*whose))
+            with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                if (whose := group_of(os.path.join(place, name))) is not None:
+                    found.add(GroupKey(*whose))
         return sorted(found)
 
     def remove_group(self, key: GroupKey) -> None:
@@ -428,7 +437,7 @@ class Folder:
             raise NotFound(f"there is no group {key.group} on {key.topic}", group=key.group)
         file = self._group(key)
         file.remove()
-        del self._groups[key]
+        self._groups.pop(key, None)  # else another thread removed it, too
         self.removed[key] = file.group.was
         if len(self.removed) > _REMOVED:
             del self.removed[next(iter(self.removed))]

@@ -148,6 +148,10 @@ class HeadFile:
             written += os.pwrite(self.fd, raw[written:], written)
         self._seen = (raw, head)
 
+    def clear(self) -> None:
+        os.ftruncate(self.fd, 0)
+        self._seen = (b"", None)
+
     def sync(self) -> None:
         """Make the line durable. After a failure never again: see ``atomic.sync``."""
         try:

@@ -147,6 +147,16 @@ class PartitionWriter:
         if durable:
             self._head.sync()
 
+    def hide(self, head: Head) -> None:
+        """Show no record any more. Only between ``begin`` and ``end``."""
+        self._close_segment()
+        with contextlib.suppress(StorageError):  # shown it is, and that is enough while we live
+            self.save(_fresh(replace(head, start=head.next), head.segment + 1), durable=True)
+
+    def clear(self) -> None:
+        """Show the end of a log that never began. Only behind ``hide``, when its files are gone."""
+        self._head.clear()
+
     def roll(self, head: Head) -> Head:
         """Finish the last segment: sync, seal, sync. The next append makes the next one."""
         if not head.records:

@@ -165,3 +165,20 @@ def test_a_damaged_line_is_not_passed_over_where_offsets_may_be_missing(
 def put_keys(folder: Folder, keys: str) -> None:
     for key in keys:
         put(folder, event(key, key=key))
+
+
+def test_a_log_that_is_removed_while_it_is_read_is_not_damaged(
+    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = opener()
+    publish(folder, range(1, 4))
+
+    def late(root: str, stem: str) -> list[Segment]:
+        monkeypatch.undo()
+        other.remove_topic(TOPIC)
+        return list_segments(root, stem)
+
+    reading = folder.reader(TOPIC, 0)
+    assert reading.bounds() == (1, 4)
+    monkeypatch.setattr("trunkline.log.reader.list_segments", late)
+    assert reading.read(1) == []

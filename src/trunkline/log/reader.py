@@ -67,6 +67,7 @@ class PartitionReader:
         self._segments: list[Segment] = []
         self._places: dict[int, tuple[Segment, int]] = {}
         self._corrected: tuple[Head | None, Head] = (None, Head())
+        self._looked = Head()  # where the log ended when it was last read
         self._opened = 0
         self._checked = False
         self._line_bytes = 1024  # of what was read last: as much is read as it takes
@@ -78,6 +79,7 @@ class PartitionReader:
             self._opened, self._checked = self._file.opened, False
             self.forget()
         if head is None:
+            self.forget()
             segments = list_segments(self._root, self._stem)
             return survey(segments, None).head if segments else Head()
         if not self._checked:
@@ -116,10 +118,12 @@ class PartitionReader:
             return self._read(start, limit, bytes_max, strict)
         except Corrupt:
             self.forget()  # by the next time it may be mended
-            raise
+            if self.head() == self._looked:
+                raise
+        return self._read(start, limit, bytes_max, strict)  # its files may be another log's by now
 
     def _read(self, start: int, limit: int, bytes_max: int, strict: bool) -> list[Record]:
-        head = self.head()
+        self._looked = head = self.head()
         if start < head.start:
             if strict:
                 raise OutOfRange(

@@ -182,3 +182,23 @@ def test_a_log_that_is_removed_while_it_is_read_is_not_damaged(
     assert reading.bounds() == (1, 4)
     monkeypatch.setattr("trunkline.log.reader.list_segments", late)
     assert reading.read(1) == []
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_a_log_that_is_removed_while_its_end_is_looked_for_is_empty(
+    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch, has_head: bool
+) -> None:
+    folder.define(TOPIC, TopicOptions(durability="os"))
+    publish(folder, range(1, 4))
+    if not has_head:
+        os.unlink(os.path.join(folder.path, "wal", f"{TOPIC}.head"))
+
+    def late(root: str, stem: str) -> list[Segment]:
+        monkeypatch.undo()
+        found = list_segments(root, stem)
+        folder.remove_topic(TOPIC)
+        return found
+
+    reading = opener().reader(TOPIC, 0)
+    monkeypatch.setattr("trunkline.log.reader.list_segments", late)
+    assert reading.bounds() == (1, 1)

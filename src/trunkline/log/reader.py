@@ -74,6 +74,13 @@ class PartitionReader:
 
     def head(self) -> Head:
         """Where the log ends now."""
+        while True:
+            try:
+                return self._head()
+            except FileNotFoundError:  # removed since it was listed
+                self.forget()
+
+    def _head(self) -> Head:
         head = self._file.load() if self._file.open(create=False) else None
         if self._file.opened != self._opened:  # removed, and perhaps made anew: other files
             self._opened, self._checked = self._file.opened, False
@@ -83,8 +90,8 @@ class PartitionReader:
             segments = list_segments(self._root, self._stem)
             return survey(segments, None).head if segments else Head()
         if not self._checked:
-            self._checked = True
             self._check(head)
+            self._checked = True
         return self._corrected[1] if head == self._corrected[0] else head
 
     def is_behind(self) -> bool:

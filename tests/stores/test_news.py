@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,31 @@ async def test_a_pump_hears_at_once_of_what_somebody_else_here_found(
             act(other, taken)
             assert await lag_of(store, KEY) == 1
             assert (await asyncio.wait_for(waiting, 5)).event.payload == 1
+    other.close()
+
+
+async def test_a_pump_hears_at_once_of_what_came_before_its_journal_was_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(os.fspath(tmp_path), reserve_bytes=0, poll_s=100.0, snapshot_bytes=1024)
+    other, renew = Folder(os.fspath(tmp_path), StoreOptions(reserve_bytes=0)), GroupFile.renew
+
+    def late(file: GroupFile, segment: int) -> None:
+        if not file.group.leases:  # after the last step for now, else the next one shows it
+            monkeypatch.undo()
+            other.step(KEY, lambda group: group.redrive([1]))
+            renew(file, segment)
+
+    async with LocalBus(store) as bus:
+        monkeypatch.setattr(GroupFile, "renew", late)
+        async with bus.subscribe("orders", group="billing") as stream:
+            for number in itertools.count(1):
+                await bus.publish("orders", number)
+                await (await anext(stream)).ack()
+                await asyncio.sleep(0.02)
+                if GroupFile.renew is renew:
+                    break
+            assert (await asyncio.wait_for(anext(stream), 5)).event.payload == 1
     other.close()
 
 

@@ -387,6 +387,14 @@ class Folder:
                 file.renew(self._segment(key))
         return result
 
+    def has_news(self, key: GroupKey) -> bool:
+        """Whether others changed a group, and nobody here was told so. Said once."""
+        file = self._groups.get(key)
+        if file is None or not file.group.news:
+            return False
+        file.group.news = False
+        return True
+
     def look(self, key: GroupKey, action: Callable[[Group], T]) -> T:
         """Run ``action`` on a group as it is now, and leave no trace: one may look where one may
         not write, and what the action changes is forgotten. From any thread.

@@ -334,23 +334,21 @@ class FileStore:
             self.bell.ring(key.topic)  # or those who worked for it here hear of it by a reminder
             return None  # type: ignore[return-value]
         self._ask(self.folder.join)
-        step = partial(self._heed, key, step)
         lock = self._group_locks.get(key)
         if lock is None:
             lock = self._group_locks[key] = asyncio.Lock()
         if not lock.locked():
             with contextlib.suppress(LockTimeout):
-                return self._ask(self.folder.step, key, step, 0.02)
+                return self._step(key, step, 0.02)
         async with lock:
             return await self._step_later(key, step)
 
-    def _heed(self, key: GroupKey, step: Callable[[Group], T], group: Group) -> T:
-        """Take a step. A pump heeds what it finds; who else finds something tells the group's pump,
-        which no file that changed would tell any more.
+    def _step(self, key: GroupKey, step: Callable[[Group], T], timeout_s: float) -> T:
+        """Take a step. A pump heeds what it finds; what is found by who else, or behind the step,
+        is told to the group's pump, which no file that changed would tell any more.
         """
-        result = step(group)
-        if group.news:
-            group.news = False
+        result = self._ask(self.folder.step, key, step, timeout_s)
+        if self.folder.has_news(key):
             self.bell.tell(key)
         return result
 
@@ -362,7 +360,7 @@ class FileStore:
         until = monotonic() + wait_s
         while True:
             try:
-                return self._ask(self.folder.step, key, step, 0.0)
+                return self._step(key, step, 0.0)
             except LockTimeout as error:
                 if monotonic() >= until:
                     said = f"{key.group} on {key.topic} has been locked for {wait_s} s"

@@ -17,6 +17,7 @@ from trunkline import GroupOptions
 from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
 from trunkline.broker.session import Session
+from trunkline.bus import Bus, Delivery
 from trunkline.frames import Ack
 
 POISON = """
@@ -252,3 +253,26 @@ async def test_acks_that_nobody_waits_for_go_out_together(
         assert len(frames) == 5  # the next of the key comes when the one before is settled
         groups = await broker.hub.bus.store.groups()
         assert await broker.hub.bus.store.update(groups[0], lambda group: group.lag(46)) == 0
+
+
+async def test_a_bus_that_closes_beside_subscriptions_that_leave_warns_of_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    got: list[Delivery] = []
+
+    async def work(bus: Bus, topic: str) -> None:
+        async with bus.subscribe(topic, group="g") as stream:
+            async for delivery in stream:
+                got.append(delivery)
+                await delivery.ack()
+
+    async with trunkline.connect(f"file:{tmp_path}", reserve_bytes=0) as bus:
+        works = [asyncio.ensure_future(work(bus, topic)) for topic in ("one", "two", "three")]
+        for topic in ("one", "two", "three"):
+            await bus.publish(topic, 1)
+        while len(got) < 3:
+            await asyncio.sleep(0.01)
+        for one in works:
+            one.cancel()
+    await asyncio.gather(*works, return_exceptions=True)
+    assert caplog.messages == []

@@ -177,6 +177,7 @@ class LocalSubscription:
         self._draining = False
         self._closed = False
         self._entered = False
+        self._left = asyncio.Event()
         self._finder: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._known: set[str] = set()
@@ -293,9 +294,15 @@ class LocalSubscription:
         self._arrived.set()
 
     async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            try:
+                await self._leave()
+            finally:
+                self._left.set()
+        await self._left.wait()  # who closes the bus must not take it from who is about to leave
+
+    async def _leave(self) -> None:
         self.drain()  # its pumps are left one after the other, and none shall hand out more
         home = self._home
         home.store.bell.ignore(self._rung)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from trunkline.event import encode_event
 from trunkline.group import Group
 from trunkline.log import atomic
 from trunkline.log.folder import Folder, GroupKey
+from trunkline.log.journal import GroupFile
 from trunkline.options import GroupOptions, Limits, StoreOptions, TopicOptions
 
 from .conftest import Opener
@@ -377,3 +379,25 @@ def test_groups_are_listed_while_one_is_removed(
 
     monkeypatch.setattr(folder, "names", slowly)
     assert folder.groups() == [two]
+
+
+def test_a_group_that_is_removed_while_a_step_waits_for_it_leaves_no_file_open(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, step = GroupKey(TOPIC, 0, "g"), GroupFile.step
+    publish(folder, [1])
+    folder.step(key, lambda group: group.define(GroupOptions(), 0))
+    before = len(os.listdir("/proc/self/fd"))
+
+    def late(*args: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        removes = threading.Thread(target=folder.remove_group, args=(key,))
+        removes.start()
+        removes.join()
+        return step(*args, **more)
+
+    for _ in range(3):
+        monkeypatch.setattr(GroupFile, "step", late)
+        folder.step(key, Group.begin_anew)
+        assert folder.step(key, lambda group: group.created)
+    assert len(os.listdir("/proc/self/fd")) == before

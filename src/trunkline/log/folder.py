@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -381,11 +382,16 @@ class Folder:
             timeout_s = self.options.lock_timeout_s
         if not file.is_adopted:
             file.begin(self.head(key.topic, key.partition), timeout_s)
-        result = file.step(action, timeout_s, before=self._free_the_dead, make_room=self.make_room)
-        if file.size > self.options.snapshot_bytes or file.is_poisoned:
-            with contextlib.suppress(StorageError, OSError):  # the next step tries again
-                file.renew(self._segment(key))
-        return result
+        try:
+            before, make_room = self._free_the_dead, self.make_room
+            result = file.step(action, timeout_s, before=before, make_room=make_room)
+            if file.size > self.options.snapshot_bytes or file.is_poisoned:
+                with contextlib.suppress(StorageError, OSError):  # the next step tries again
+                    file.renew(self._segment(key))
+            return result
+        finally:  # a thread may have removed it while we waited
+            if self._groups.get(key) is not file and self._groups.setdefault(key, file) is not file:
+                file.close()
 
     def has_news(self, key: GroupKey) -> bool:
         """Whether others changed a group, and nobody here was told so. Said once."""
@@ -444,11 +450,13 @@ class Folder:
         if not self.has_group(key):
             raise NotFound(f"there is no group {key.group} on {key.topic}", group=key.group)
         file = self._group(key)
-        file.remove()
-        self._groups.pop(key, None)  # else another thread removed it, too
+        file.remove(partial(self._forget_group, key, file))
+
+    def _forget_group(self, key: GroupKey, file: GroupFile) -> None:
         self.removed[key] = file.group.was
         if len(self.removed) > _REMOVED:
             del self.removed[next(iter(self.removed))]
+        self._groups.pop(key, None)
 
     def floors(self, topic: str, partition: int, group: str = "") -> list[int]:
         """Where each group of the partition stands, or that one if there is such a group. From

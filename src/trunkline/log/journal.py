@@ -211,8 +211,10 @@ class GroupFile:
                 raise atomic.storage_error(error, self._stem + ".journal") from error
             self._synced = position
 
-    def remove(self) -> None:
-        """Members that are at work begin it anew, with the policy that it had."""
+    def remove(self, forget: Callable[[], object]) -> None:
+        """Members that are at work begin it anew, with the policy that it had. ``forget`` is called
+        before any of them can.
+        """
         with self.locked():
             try:
                 names = (".json", ".json.bak", ".journal", ".lock")
@@ -220,6 +222,7 @@ class GroupFile:
             finally:
                 self._lose()
                 self.close()
+                forget()
 
     def close(self) -> None:
         self._swap(-1)

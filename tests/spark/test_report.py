@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from trunkline.cli import main
+from trunkline.cli.render import amount
 from trunkline.errors import NotFound
 from trunkline.spark.jobs import Runner
 from trunkline.spark.lake import Lake
@@ -112,7 +113,7 @@ def test_the_same_is_printed(lake: str, tmp_path: Path, capsys: pytest.CaptureFi
 
     said = capsys.readouterr().out
     for one in read_gold(lake, find([])):
-        assert f"\n{one.name}: {one.total} rows; {one.measure}" in said
+        assert f"\n{one.name}: {amount(one.total, 'row')}; {one.measure}" in said
         assert one.drawn[0][0] in said
     assert said.endswith(f"{out}\n")
 

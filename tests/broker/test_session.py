@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -147,6 +148,46 @@ class TestPublishing:
         assert (sum(sizes), len(sizes) <= 10) == (999, True)
         kept = [record.event.payload for record in await broker.hub.bus.read("t", limit=2000)]
         assert kept == [n for n in range(1000) if n != 700], "in order"
+
+    @pytest.mark.parametrize("again", [False, True])
+    async def test_what_comes_later_stays_behind_those_that_are_kept_apart_from_a_bad_one(
+        self, broker: Broker, one: Peer, monkeypatch: pytest.MonkeyPatch, again: bool
+    ) -> None:
+        await broker.hub.registry.add("t", {"type": "integer"})
+        publish, synced = broker.hub.bus.publish_many, asyncio.Event()
+
+        async def slow(topic: str, events: Any) -> Any:
+            receipts = await publish(topic, events)
+            await synced.wait()
+            return receipts
+
+        monkeypatch.setattr(broker.hub.bus, "publish_many", slow)
+        for start in (0, 8, 16):
+            events = [{"topic": "t", "payload": start + n} for n in range(7)]
+            events.insert(1, {"topic": "t", "payload": "no"})
+            corrs = [start + n for n in range(8)]
+            await one.say("PUBLISH", topic="t", corrs=corrs, events=events, again=again)
+            assert (await one.ask("PING"))["type"] == "PONG"
+            await one.say("PUBLISH", topic="t", payload=start + 7, corr=f"last {start}")
+            assert (await one.ask("PING"))["type"] == "PONG"
+        synced.set()
+        said = [await one.hear() for _ in range(27)]
+        assert [frame["corr"] for frame in said if frame["type"] == "ERROR"] == [1, 9, 17]
+        kept = [record.event.payload for record in await broker.hub.bus.read("t")]
+        assert kept == list(range(24))
+
+    async def test_what_is_sent_again_keeps_its_place_among_the_rest(
+        self, broker: Broker, one: Peer
+    ) -> None:
+        def publish(n: int) -> dict[str, Any]:
+            again = {"event": {"topic": "t", "payload": n}, "again": True}
+            return {"type": "PUBLISH", **(again if n % 2 else {"topic": "t", "payload": n})}
+
+        await one.socket.send(json.dumps([publish(n) for n in range(6)]))
+        for _ in range(6):
+            await one.hear("PUBLISHED")
+        kept = [record.event.payload for record in await broker.hub.bus.read("t")]
+        assert kept == list(range(6))
 
     async def test_a_message_may_be_an_array_of_frames(self, one: Peer) -> None:
         frames = [{"type": "PUBLISH", "topic": "t", "payload": n, "corr": n} for n in range(3)]

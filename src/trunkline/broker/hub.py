@@ -159,16 +159,10 @@ class Hub:
         events: Sequence[Event],
         *,
         again: bool = False,
-        turn: asyncio.Lock | None = None,
     ) -> list[Receipt]:
         """Publish events of one topic. Whether ``who`` may was asked before. Those that are sent
-        ``again`` are kept if they were not kept before; that takes its time, and what the same
-        connection said after them waits for its ``turn``.
+        ``again`` are kept if they were not kept before; that takes its time.
         """
-        if turn is not None:
-            async with turn:
-                if again:
-                    return await self.publish(who, topic, events, again=True)
         try:
             return await self._publish_checked(who, topic, events, again)
         except TrunklineError:

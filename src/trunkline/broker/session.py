@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -21,19 +21,17 @@ from trunkline import access
 from trunkline.access import Principal
 from trunkline.broker.cloudevents import read_cloudevents
 from trunkline.broker.hub import Hub
+from trunkline.broker.publisher import Publisher
 from trunkline.broker.subscriber import Held, Subscriber
 from trunkline.bus import Outcome
 from trunkline.errors import (
     Closed,
     Conflict,
     Denied,
-    Invalid,
-    InvalidEvent,
     NotFound,
     ProtocolError,
     TrunklineError,
 )
-from trunkline.event import Event, Receipt
 from trunkline.frames import (
     Ack,
     Auth,
@@ -48,14 +46,11 @@ from trunkline.frames import (
     Ping,
     Pong,
     Publish,
-    Published,
     Subscribe,
     Unsubscribe,
     dump,
-    event_of,
     failure_of,
     join,
-    published,
     read_asked,
 )
 from trunkline.system import settled
@@ -112,9 +107,7 @@ class Session:
         self._ops = ops or {}
         self._loop = asyncio.get_running_loop()
         self._subscribers: dict[str | tuple[str, str], Subscriber] = {}
-        self._publishing: dict[tuple[str, bool], tuple[list[Event], list[Corr | None]]] = {}
-        self._turn = asyncio.Lock()  # to publish, after what is being sent again
-        self._publishes = 0
+        self._publisher = Publisher(self)
         self._taken_bytes = 0  # read since nothing was being published
         self._out: list[bytes] = []
         self._out_bytes = self._said_bytes = 0
@@ -141,7 +134,7 @@ class Session:
         for frame in read_cloudevents(data) if self.cloudevents else read_asked(data):
             try:
                 if quick and type(frame) is Publish:
-                    self._publish(frame)
+                    self._publisher.take(frame)
                 else:
                     self._take(frame)
             except TrunklineError as error:
@@ -149,7 +142,7 @@ class Session:
             except Exception:
                 logger.exception("a frame could not be handled")
                 self._answer(TrunklineError("internal error", code="internal"), frame)
-        if self._publishes and not self._has_room(self.hub.options.publish_inflight):
+        if self._publisher.underway and not self._has_room(self.hub.options.publish_inflight):
             self._hold_up()
 
     def _answer(self, error: TrunklineError, frame: Any) -> None:
@@ -169,7 +162,7 @@ class Session:
             raise Conflict("too many requests", code="rate", retry_s=round(wait_s, 3))
         match frame:
             case Publish():
-                self._publish(frame)
+                self._publisher.take(frame)
             case Ack():
                 self._ack(frame)
             case Nack():
@@ -211,95 +204,7 @@ class Session:
         if not group and len(self._may) < 1000:
             self._may.add((action, topic))
 
-    # -- publishing ------------------------------------------------------------------------------
-
-    def _publish(self, frame: Publish) -> None:
-        events, corrs = frame.events, frame.corrs
-        if corrs is not None and len(corrs) != (count := len(events or ())):
-            raise InvalidEvent(f"{len(corrs)} corrs for {count} events", field="corrs")
-        if events is None:
-            event = frame.event or event_of(frame, self.hub.clock.now())
-            self._publish_singles(event.topic, [event], [frame.corr], frame.again)
-        elif corrs is None:
-            self._publish_batch(frame, events)
-        else:
-            self._publish_singles(frame.topic or events[0].topic, events, corrs, frame.again)
-
-    def _publish_singles(
-        self, topic: str, events: list[Event], corrs: Sequence[Corr | None], again: bool
-    ) -> None:
-        """Each of them for itself, together with what else comes in this turn of the loop."""
-        self.require("publish", topic)
-        if not self._publishing:
-            self._loop.call_soon(self._publish_waiting)
-        waiting = self._publishing.setdefault((topic, again), ([], []))
-        waiting[0].extend(events)
-        waiting[1].extend(corrs)
-        self._publishes += len(events)
-
-    def _publish_waiting(self) -> None:
-        waiting, self._publishing = self._publishing, {}
-        for (topic, again), singles in waiting.items():
-            self.hub.spawn(self._publish_together(topic, *singles, again))
-
-    async def _publish_together(
-        self, topic: str, events: list[Event], corrs: list[Corr | None], again: bool
-    ) -> None:
-        try:
-            receipts = await self.hub.publish(self.who, topic, events, again=again, turn=self._turn)
-        except (Invalid, Conflict) as error:
-            if len(events) == 1:
-                self.fail(error, corrs[0], topic=topic)
-            else:  # one of them is bad: let the others not suffer from it, nor wait for each other
-                for half in (slice(len(events) // 2), slice(len(events) // 2, None)):
-                    await self._publish_together(topic, events[half], corrs[half], again)
-                return
-        except TrunklineError as error:
-            for corr in corrs:
-                self.fail(error, corr, topic=topic)
-        else:
-            self._published(topic, receipts, corrs)
-        self._publishes -= len(events)
-        self._let_go_on()
-
-    def _published(self, topic: str, receipts: list[Receipt], corrs: list[Corr | None]) -> None:
-        if self.batch and len(corrs) > 1 and None not in corrs:
-            told = published(receipts, None, corrs)
-            if told.receipts is None:
-                self.tell(told)
-                return
-        for receipt, corr in zip(receipts, corrs, strict=True):
-            self.tell(
-                Published(
-                    corr=corr,
-                    topic=topic,
-                    partition=receipt.partition,
-                    offset=receipt.offset,
-                    id=receipt.id,
-                    duplicate=receipt.duplicate,
-                    durability=receipt.durability,
-                )
-            )
-
-    def _publish_batch(self, frame: Publish, events: list[Event]) -> None:
-        if not events:
-            raise InvalidEvent("a batch holds at least one event", field="events")
-        topic = frame.topic or events[0].topic
-        self.require("publish", topic)
-        self._publish_waiting()  # what was said before this comes before it
-        self._publishes += len(events)
-        self.hub.spawn(self._publish_whole(frame, topic, events))
-
-    async def _publish_whole(self, frame: Publish, topic: str, events: list[Event]) -> None:
-        try:
-            again, turn = frame.again, self._turn
-            receipts = await self.hub.publish(self.who, topic, events, again=again, turn=turn)
-        except TrunklineError as error:
-            self.fail(error, frame.corr, topic=topic)
-        else:
-            self.tell(published(receipts, frame.corr))
-        self._publishes -= len(events)
-        self._let_go_on()
+    # -- how much is read --------------------------------------------------------------------------
 
     def _hold_up(self) -> None:
         if not self._paused:
@@ -309,10 +214,12 @@ class Session:
     def _has_room(self, publishes: int) -> bool:
         """Whether more may be read: by number, by size, and by what the client leaves unread."""
         size = self.hub.options.pending_bytes // 2
-        return self._publishes < publishes and self._taken_bytes < size > self._wire.pending()
+        return (
+            self._publisher.underway < publishes and self._taken_bytes < size > self._wire.pending()
+        )
 
-    def _let_go_on(self) -> None:
-        if not self._publishes:
+    def let_go_on(self) -> None:
+        if not self._publisher.underway:
             self._taken_bytes = 0
         if (
             self._paused
@@ -350,7 +257,7 @@ class Session:
             except Exception:
                 logger.exception("a frame could not be handled")
                 self._answer(TrunklineError("internal error", code="internal"), frame)
-            self._let_go_on()
+            self.let_go_on()
         self._clerk = None
 
     async def _subscribe(self, frame: Subscribe) -> None:
@@ -538,7 +445,7 @@ class Session:
 
     def resume_writing(self) -> None:
         self.writable.set()
-        self._let_go_on()
+        self.let_go_on()
 
     def evict(self, why: str) -> None:
         """Let go of a consumer that does not keep up; the log keeps what it missed."""

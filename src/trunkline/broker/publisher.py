@@ -1,0 +1,190 @@
+"""What one connection publishes: together what comes together, and in the order it came in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from trunkline.access import Action, Principal
+from trunkline.broker.hub import Hub
+from trunkline.errors import Conflict, Invalid, InvalidEvent, TrunklineError
+from trunkline.event import Event, Receipt
+from trunkline.frames import Corr, Frame, Publish, Published, event_of, published
+
+
+class Sender(Protocol):
+    """The session, as its publisher sees it."""
+
+    hub: Hub
+    who: Principal
+    batch: bool
+
+    def require(self, action: Action, topic: str) -> None: ...
+
+    def tell(self, frame: Frame) -> None: ...
+
+    def fail(self, error: TrunklineError, corr: Corr | None = None, **fields: Any) -> None: ...
+
+    def let_go_on(self) -> None: ...
+
+
+class Turn:
+    """A lock that is had in the order in which it was asked for. Who gave it away can have it back
+    before the next one begins.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_taken = False
+
+    async def take(self, *, first: bool = False) -> None:
+        if self._is_taken or (self._waiting and not first):
+            turn = self._loop.create_future()
+            (self._waiting.appendleft if first else self._waiting.append)(turn)
+            await turn
+        self._is_taken = True
+
+    def give(self) -> None:
+        self._is_taken = False
+        if self._waiting:
+            self._loop.call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        while self._waiting and not self._is_taken:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else it was cancelled
+                self._is_taken = True
+                turn.set_result(None)
+
+
+class Publisher:
+    def __init__(self, session: Sender) -> None:
+        self.underway = 0
+        self._session = session
+        self._hub = session.hub
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[tuple[str, bool], tuple[list[Event], list[Corr | None]]] = {}
+        self._turn = Turn()
+
+    def take(self, frame: Publish) -> None:
+        events, corrs = frame.events, frame.corrs
+        if corrs is not None and len(corrs) != (count := len(events or ())):
+            raise InvalidEvent(f"{len(corrs)} corrs for {count} events", field="corrs")
+        if events is None:
+            event = frame.event or event_of(frame, self._hub.clock.now())
+            self._take_singles(event.topic, [event], [frame.corr], frame.again)
+        elif corrs is None:
+            self._take_batch(frame, events)
+        else:
+            self._take_singles(frame.topic or events[0].topic, events, corrs, frame.again)
+
+    def _take_singles(
+        self, topic: str, events: list[Event], corrs: Sequence[Corr | None], again: bool
+    ) -> None:
+        """Each of them for itself, together with what else comes in this turn of the loop."""
+        self._session.require("publish", topic)
+        if (topic, not again) in self._waiting:
+            self._begin()  # they came first
+        if not self._waiting:
+            self._loop.call_soon(self._begin)
+        waiting = self._waiting.setdefault((topic, again), ([], []))
+        waiting[0].extend(events)
+        waiting[1].extend(corrs)
+        self.underway += len(events)
+
+    def _take_batch(self, frame: Publish, events: list[Event]) -> None:
+        if not events:
+            raise InvalidEvent("a batch holds at least one event", field="events")
+        topic = frame.topic or events[0].topic
+        self._session.require("publish", topic)
+        self._begin()  # what was said before this comes before it
+        self.underway += len(events)
+        self._hub.spawn(self._publish_batch(frame, topic, events))
+
+    def _begin(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for (topic, again), singles in waiting.items():
+            self._hub.spawn(self._publish_singles(topic, *singles, again))
+
+    async def _publish_singles(
+        self, topic: str, events: list[Event], corrs: list[Corr | None], again: bool
+    ) -> None:
+        """What came after them waits while they are sent again, or apart from each other."""
+        turn, has_turn = self._turn, again
+        await turn.take()
+        if not has_turn:
+            turn.give()
+        if not await self._publish_together(topic, events, corrs, again):
+            if not has_turn:
+                await turn.take(first=True)
+                has_turn = True
+            await self._publish_apart(topic, events, corrs, again)
+        if has_turn:
+            turn.give()
+
+    async def _publish_together(
+        self, topic: str, events: list[Event], corrs: list[Corr | None], again: bool
+    ) -> bool:
+        """Whether they are answered: not if one of several is bad, and none was kept."""
+        try:
+            receipts = await self._hub.publish(self._session.who, topic, events, again=again)
+        except TrunklineError as error:
+            if isinstance(error, Invalid | Conflict) and len(events) > 1:
+                return False
+            for corr in corrs:
+                self._session.fail(error, corr, topic=topic)
+        else:
+            self._answer(topic, receipts, corrs)
+        self._end(len(events))
+        return True
+
+    async def _publish_apart(
+        self, topic: str, events: list[Event], corrs: list[Corr | None], again: bool
+    ) -> None:
+        """One of them is bad: let the others not suffer from it, nor wait for each other."""
+        for half in (slice(len(events) // 2), slice(len(events) // 2, None)):
+            part = (topic, events[half], corrs[half], again)
+            if not await self._publish_together(*part):
+                await self._publish_apart(*part)
+
+    def _answer(self, topic: str, receipts: list[Receipt], corrs: list[Corr | None]) -> None:
+        tell = self._session.tell
+        if self._session.batch and len(corrs) > 1 and None not in corrs:
+            told = published(receipts, None, corrs)
+            if told.receipts is None:
+                tell(told)
+                return
+        for receipt, corr in zip(receipts, corrs, strict=True):
+            tell(
+                Published(
+                    corr=corr,
+                    topic=topic,
+                    partition=receipt.partition,
+                    offset=receipt.offset,
+                    id=receipt.id,
+                    duplicate=receipt.duplicate,
+                    durability=receipt.durability,
+                )
+            )
+
+    async def _publish_batch(self, frame: Publish, topic: str, events: list[Event]) -> None:
+        again, turn = frame.again, self._turn
+        await turn.take()
+        if not again:
+            turn.give()
+        try:
+            receipts = await self._hub.publish(self._session.who, topic, events, again=again)
+        except TrunklineError as error:
+            self._session.fail(error, frame.corr, topic=topic)
+        else:
+            self._session.tell(published(receipts, frame.corr))
+        if again:
+            turn.give()
+        self._end(len(events))
+
+    def _end(self, count: int) -> None:
+        self.underway -= count
+        self._session.let_go_on()

@@ -311,6 +311,17 @@ class TestErrors:
         assert {frame["code"] for frame in refused} == {"rate"}
         assert all(0 < frame["retry_s"] <= 1 for frame in refused)
 
+    @pytest.mark.parametrize("settings", [{"rate_frames_s": 5}])
+    async def test_each_of_several_in_one_frame_has_its_own_rate(
+        self, broker: Broker, one: Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(broker.hub.clock, "monotonic", lambda: 0.0)
+        events = [{"topic": "t", "payload": n} for n in range(8)]
+        await one.say("PUBLISH", topic="t", corrs=list(range(8)), events=events)
+        said = {frame["corr"]: frame for frame in [await one.hear() for _ in events]}
+        assert [said[n]["type"] for n in range(8)] == ["PUBLISHED"] * 5 + ["ERROR"] * 3
+        assert [(said[n]["code"], said[n]["retry_s"]) for n in range(5, 8)] == [("rate", 0.2)] * 3
+
 
 class TestDelivery:
     async def test_an_ack_settles_what_its_own_subscription_has(self, one: Peer) -> None:

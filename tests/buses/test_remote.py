@@ -228,6 +228,29 @@ class TestTheWire:
             found = [delivery.event.payload for delivery in await arriving]
         assert found == list(range(7))
 
+    @pytest.mark.parametrize("settings", [{"rate_frames_s": 5}])
+    async def test_what_is_sent_again_too_fast_is_put_off_and_not_refused(
+        self, broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It may have been kept the first time, whose answer was lost."""
+        async with RemoteBus(broker.url, backoff_base_s=0.01) as bus:
+            await bus.link.connected.wait()
+            monkeypatch.setattr(bus.link, "_draw", lambda: 0.0)
+            with monkeypatch.context() as deaf:
+                deaf.setattr(bus.link, "heard", lambda data: None)
+                fired = [bus.fire("t", number) for number in range(5)]
+                await until(lambda: broker.hub.bus.bounds("t"), (1, 6))
+                bus.link._transport.underlying_transport.abort()
+                while bus.link.is_up:
+                    await asyncio.sleep(0)
+            fired += [bus.fire("t", number) for number in range(5, 9)]
+            async with asyncio.timeout(20):
+                while not all(one.done() for one in fired):
+                    clock.advance(0.2)
+                    await asyncio.sleep(0.05)
+            offsets = [(await one).offset for one in fired]
+        assert (offsets[:5], sorted(offsets)) == ([1, 2, 3, 4, 5], list(range(1, 10)))
+
     async def test_what_a_closing_broker_refuses_is_said_to_the_next(self, broker: Broker) -> None:
         """Its sessions may hear frames after it began to close and before they end."""
         async with (

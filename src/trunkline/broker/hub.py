@@ -141,7 +141,7 @@ class Hub:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def rate(self, who: Principal, count: int = 1) -> float:
+    def rate(self, who: Principal) -> float:
         """Seconds to wait, if this agent asks for too much."""
         limit = self.options.rate_frames_s
         if not limit:
@@ -150,7 +150,7 @@ class Hub:
         bucket = self._buckets.get(who.agent)
         if bucket is None:
             bucket = self._buckets[who.agent] = Bucket(limit, now)
-        return bucket.take(count, now)
+        return bucket.take(now)
 
     async def publish(
         self,

@@ -13,11 +13,11 @@ class Bucket:
         self._left = rate
         self._at = now
 
-    def take(self, count: int, now: float) -> float:
-        """0 if there was enough; else how many seconds to wait, and nothing was taken."""
+    def take(self, now: float) -> float:
+        """0 if there was one; else how many seconds to wait for it."""
         self._left = min(self.rate, self._left + (now - self._at) * self.rate)
         self._at = now
-        if self._left < min(count, self.rate):
-            return (min(count, self.rate) - self._left) / self.rate
-        self._left -= count
+        if self._left < 1:
+            return (1 - self._left) / self.rate
+        self._left -= 1
         return 0.0

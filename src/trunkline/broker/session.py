@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -130,8 +130,10 @@ class Session:
         if self._closed:
             return
         self._taken_bytes += len(data)
-        quick = self.is_known and not self.hub.options.rate_frames_s
-        for frame in read_cloudevents(data) if self.cloudevents else read_asked(data):
+        frames = read_cloudevents(data) if self.cloudevents else read_asked(data)
+        is_limited = self.hub.options.rate_frames_s > 0
+        quick = self.is_known and not is_limited
+        for frame in _each(frames) if is_limited else frames:
             try:
                 if quick and type(frame) is Publish:
                     self._publisher.take(frame)
@@ -157,7 +159,7 @@ class Session:
         if not self.is_known:
             self._introduce(frame)
             return
-        wait_s = self.hub.rate(self.who, len(getattr(frame, "corrs", None) or "1"))
+        wait_s = self.hub.rate(self.who)
         if wait_s and not isinstance(frame, Ack | Nack | Extend | Credit):
             raise Conflict("too many requests", code="rate", retry_s=round(wait_s, 3))
         match frame:
@@ -505,3 +507,13 @@ class Session:
         subscribers, self._subscribers = list(self._subscribers.values()), {}
         await asyncio.gather(*(subscriber.close() for subscriber in subscribers))
         self.held.clear()
+
+
+def _each(frames: Iterable[Any]) -> Iterator[Any]:
+    """With several publishes in one frame as frames of their own, each of which has its rate."""
+    for frame in frames:
+        if type(frame) is Publish and frame.corrs and len(frame.corrs) == len(frame.events or ()):
+            for corr, event in zip(frame.corrs, frame.events or (), strict=True):
+                yield msgspec.structs.replace(frame, corrs=[corr], events=[event])
+        else:
+            yield frame

@@ -400,7 +400,9 @@ class Link:
             if ask.answer.done():  # nobody waits for it any more, and no answer will come
                 self._settle(corr, None)
             elif ask.again is not None:
-                self.send(_again(corr, ask.again))
+                again = _again(corr, ask.again)
+                self._asks[corr] = ask._replace(again=again)
+                self.send(again)
 
     def _drop(self) -> None:
         transport, self._transport = self._transport, None
@@ -471,10 +473,10 @@ class Link:
                 # It took nothing in: what may be said again is said to the broker that comes next.
                 if self._transport is not None:
                     self._transport.disconnect()
-            elif frame.corr is not None:
-                self._settle(frame.corr, error_of(frame))
-            else:
+            elif frame.corr is None:
                 self._user.failed(frame)
+            elif not self._is_put_off(frame):
+                self._settle(frame.corr, error_of(frame))
         elif isinstance(frame, Bad):
             if frame.corr is not None:
                 self._settle(frame.corr, ProtocolError(frame.error.message))
@@ -482,6 +484,22 @@ class Link:
             self.tell(Pong(corr=frame.corr))
         elif frame.corr is not None:
             self._settle(frame.corr, frame)
+
+    def _is_put_off(self, frame: Failure) -> bool:
+        """What is sent again may have been kept the first time: nobody can be told that it was
+        refused for its rate. It is sent until the broker looks.
+        """
+        ask = self._asks.get(frame.corr)  # type: ignore[arg-type]
+        if frame.code != "rate" or ask is None or not (ask.again or b"").startswith(AGAIN):
+            return False
+        wait_s = (frame.retry_s or 0.0) + self._draw()
+        asyncio.get_running_loop().call_later(wait_s, self._repeat, frame.corr)
+        return True
+
+    def _repeat(self, corr: Any) -> None:
+        ask = self._asks.get(corr)
+        if self._transport is not None and ask is not None and ask.again is not None:
+            self.send(ask.again)
 
     def gone(self) -> None:
         self._lost.set()

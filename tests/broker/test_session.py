@@ -643,6 +643,26 @@ class TestDelivery:
         found = [await two.hear("MESSAGE") for _ in range(2)]
         assert {m["group"]: m["attempt"] for m in found} == {"g": 1, "h": 1, sent: 2}
 
+    async def test_credits_are_for_the_subscription_that_was_last_asked_for(
+        self, one: Peer
+    ) -> None:
+        mine = {"topic": "t", "group": "g", "sub": "s"}
+        frames = [
+            {"type": "UNSUBSCRIBE", **mine, "corr": 2},
+            {"type": "SUBSCRIBE", **mine, "topic": "u", "credits": 0, "corr": 3},
+            {"type": "CALL", "op": "topics", "corr": 4},
+            {"type": "FLOW", "credits": 1, "sub": "s", "corr": 5},
+            {"type": "FLOW", "credits": 0, "sub": "s", "corr": 6},
+            {"type": "FLOW", "credits": 2, "sub": "s", "corr": 7},
+        ]
+        assert (await one.subscribe("t", "g", sub="s", credits=0))["type"] == "OK"
+        await one.socket.send(json.dumps(frames))
+        assert [(await one.hear())["corr"] for _ in frames] == [2, 3, 4, 5, 6, 7]
+        for n in range(3):
+            await one.say("PUBLISH", topic="u", payload=n)
+        assert [(await one.hear("MESSAGE"))["offset"] for _ in range(2)] == [1, 2]
+        assert await one.silent()
+
     async def test_another_gets_what_there_is_no_credit_for(self, one: Peer, two: Peer) -> None:
         await one.say("FLOW", credits=2)
         for group in ("g", "h"):

@@ -112,6 +112,7 @@ class Session:
         self._out: list[bytes] = []
         self._out_bytes = self._said_bytes = 0
         self._orders: asyncio.Queue[Subscribe | Unsubscribe | Call | Credit] = asyncio.Queue()
+        self._coming: list[str | None] = []  # the names in SUBSCRIBE and FLOW frames among these
         self._clerk: asyncio.Task[None] | None = None
         self._paused = False
         self._closed = self._is_leaving = False
@@ -171,8 +172,8 @@ class Session:
                 self._nack(frame)
             case Subscribe() | Unsubscribe() | Call():
                 self._order(frame)
-            case Credit() if self._clerk and frame.sub and frame.sub not in self._subscribers:
-                self._order(frame)  # its SUBSCRIBE may be on its way
+            case Credit() if frame.sub in self._coming:
+                self._order(frame)  # not for the one that had its name before
             case Credit():
                 self._flow(frame)
             case Extend():
@@ -236,6 +237,8 @@ class Session:
 
     def _order(self, frame: Subscribe | Unsubscribe | Call | Credit) -> None:
         self._orders.put_nowait(frame)
+        if isinstance(frame, Subscribe | Credit) and frame.sub:
+            self._coming.append(frame.sub)
         if self._orders.qsize() >= _ORDERS_MAX:
             self._hold_up()
         if self._clerk is None:
@@ -259,6 +262,8 @@ class Session:
             except Exception:
                 logger.exception("a frame could not be handled")
                 self._answer(TrunklineError("internal error", code="internal"), frame)
+            if isinstance(frame, Subscribe | Credit) and frame.sub:
+                self._coming.remove(frame.sub)
             self.let_go_on()
         self._clerk = None
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from trunkline.access import NOBODY
 from trunkline.broker import rights
 from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
 from trunkline.event import Event
+
+from .client import peer, until
 
 
 async def test_it_ends_also_when_rights_change_at_that_very_moment(broker: Broker) -> None:
@@ -31,3 +35,20 @@ async def test_an_event_that_is_sent_again_on_two_connections_at_once_is_kept_on
             event = Event(topic="t", payload=n)
             await asyncio.gather(*(hub.publish(NOBODY, "t", [event], again=True) for _ in range(4)))
         assert [record.event.payload for record in await hub.bus.read("t")] == list(range(21))
+
+
+async def test_a_connection_that_cannot_be_reviewed_keeps_no_other_from_it(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds = asyncio.Semaphore(0)
+    monkeypatch.setattr(broker.hub.sticky, "review", lambda: 1 / 0)
+    async with peer(broker.url), peer(broker.url):
+        await until(lambda: len(broker.hub.sessions) == 2)
+        for session in broker.hub.sessions:
+            monkeypatch.setattr(session, "review", lambda: rounds.release() or 1 / 0)  # type: ignore[func-returns-value]
+        for _ in range(2):
+            broker.hub.bus.store.bell.ring(rights.TOPIC)
+            async with asyncio.timeout(10):
+                for _ in broker.hub.sessions:
+                    await rounds.acquire()
+    assert caplog.text.count("could not be held to its rights") >= 6

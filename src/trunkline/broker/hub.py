@@ -110,9 +110,11 @@ class Hub:
                     await self._changed.wait()
             self._changed.clear()
             await self._refresh()
-            self.sticky.review()
-            for session in list(self.sessions):
-                session.review()
+            for review in (self.sticky.review, *(session.review for session in self.sessions)):
+                try:
+                    review()
+                except Exception:  # nobody else would look, and the others have lost theirs, too
+                    logger.exception("a connection could not be held to its rights")
 
     async def _refresh(self) -> None:
         """Each for itself: one that cannot be read, whatever the reason, does not keep a revoked

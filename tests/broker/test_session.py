@@ -64,6 +64,23 @@ class TestPublishing:
         assert (said["type"], said["code"]) == ("ERROR", "invalid_event")
         assert (await one.ask("PUBLISH", topic="t", payload=None))["offset"] == 1
 
+    async def test_what_stands_beside_a_whole_event_is_refused(self, one: Peer) -> None:
+        event = {"topic": "t", "event_id": "e1", "payload": 1}
+        beside: list[dict[str, Any]] = [
+            {"topic": "u"},
+            {"key": "k"},
+            {"headers": {"a": "b"}},
+            {"payload": None},
+        ]
+        for members in (*beside, {"payload_sha256": "0" * 64}, {"events": [event]}):
+            said = await one.ask("PUBLISH", event=event, **members)
+            assert (said["type"], said["code"]) == ("ERROR", "invalid_event"), members
+        for members in beside[1:]:
+            said = await one.ask("PUBLISH", topic="t", events=[event], **members)
+            assert (said["type"], said["code"]) == ("ERROR", "invalid_event"), members
+        said = await one.ask("PUBLISH", topic="t", event=event)
+        assert (said["offset"], said["id"]) == (1, "e1")
+
     async def test_a_digest_is_checked(self, one: Peer) -> None:
         payload = {"a": [1, 2], "ü": "ß"}
         text = json.dumps(payload).encode()
@@ -336,6 +353,8 @@ class TestDelivery:
 
     async def test_a_time_to_begin_has_a_value_and_an_offset_is_the_first(self, one: Peer) -> None:
         said = await one.subscribe("t", "g", **{"from": {"kind": "timestamp"}})
+        assert (said["type"], said["code"]) == ("ERROR", "invalid_option")
+        said = await one.subscribe("t", "g", **{"from": {"kind": "offset", "value": 1.5}})
         assert (said["type"], said["code"]) == ("ERROR", "invalid_option")
         await one.say("PUBLISH", topic="t", payload=1)
         assert (await one.subscribe("t", "g", **{"from": {"kind": "offset"}}))["type"] == "OK"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Protocol
+
+from msgspec import UNSET
 
 from trunkline.access import Action, Principal
 from trunkline.broker.hub import Hub
@@ -60,6 +63,19 @@ class Turn:
                 turn.set_result(None)
 
 
+_beside = attrgetter("key", "headers", "payload", "payload_sha256")
+_NOTHING = (None, None, UNSET, None)
+
+
+def _refuse_beside(frame: Publish) -> None:
+    """A whole event has these itself; what stands beside it must not look as if it had counted."""
+    event = frame.event
+    if _beside(frame) != _NOTHING or (
+        event is not None and (frame.events is not None or frame.topic not in ("", event.topic))
+    ):
+        raise InvalidEvent("other members stand beside a whole event", field="event")
+
+
 class Publisher:
     def __init__(self, session: Sender) -> None:
         self.underway = 0
@@ -73,8 +89,10 @@ class Publisher:
         events, corrs = frame.events, frame.corrs
         if corrs is not None and len(corrs) != (count := len(events or ())):
             raise InvalidEvent(f"{len(corrs)} corrs for {count} events", field="corrs")
+        if (whole := frame.event) is not None or events is not None:
+            _refuse_beside(frame)
         if events is None:
-            event = frame.event or event_of(frame, self._hub.clock.now())
+            event = whole or event_of(frame, self._hub.clock.now())
             self._take_singles(event.topic, [event], [frame.corr], frame.again)
         elif corrs is None:
             self._take_batch(frame, events)

@@ -316,7 +316,10 @@ def _start(start: From | None) -> Start:
     if start is None or start.kind in ("latest", "earliest"):
         return "latest" if start is None else start.kind
     if start.kind == "offset":
-        return int(start.value or 0)
+        offset = int(start.value or 0)
+        if offset != (start.value or 0):
+            raise InvalidOption(f"an offset is a whole number, not {start.value}", name="from")
+        return offset
     if start.value is None:
         raise InvalidOption("from a timestamp needs a value", name="from")
     return time_of(start.value)

@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 import trunkline
 from trunkline.buses.local import LocalBus
-from trunkline.errors import Invalid, InvalidOption
+from trunkline.errors import Invalid, InvalidEvent, InvalidOption
+from trunkline.event import Event
+from trunkline.heartbeat import Heartbeat, Monitor
+from trunkline.inbox import Inbox
 from trunkline.options import Flow, TopicOptions
+from trunkline.outbox import Drainer, SqlOutbox
+from trunkline.schemas import Registry
 from trunkline.tasks import TaskQueue
 
 WRONG = [-1, nan, "x", b"x", "\ud800", object(), ["a"]]
@@ -74,3 +80,88 @@ def test_one_middleware_is_no_list_of_them(one: Any) -> None:
 def test_a_script_waits_for_a_number_of_seconds(wrong: Any) -> None:
     with trunkline.open("memory:") as bus, pytest.raises(InvalidOption, match="timeout_s is"):
         next(bus.subscribe("orders", group="billing", timeout_s=wrong))
+
+
+@pytest.mark.parametrize("digits", [7, 400, 5000])
+async def test_numbers_that_nothing_can_hold_are_refused(digits: int) -> None:
+    many = 10**digits
+    async with trunkline.connect("memory:") as bus:
+        for call in (
+            lambda: TaskQueue(bus, "jobs").work(print, workers=many),
+            lambda: bus.read("orders", -many),
+        ):
+            with pytest.raises(InvalidOption, match="is a whole number from"):
+                await call()
+        with pytest.raises(InvalidOption, match="workers is a whole number from 1 to"):
+            bus.on("orders", group="billing", workers=many)
+        with pytest.raises(Invalid, match="delay_s"):
+            await bus.publish("orders", 1, delay_s=-many)
+    with pytest.raises(InvalidOption, match="max_inflight="):
+        Flow(max_inflight=-many)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_no_span_prunes_nothing(wrong: Any) -> None:
+    engine = sa.create_engine("sqlite://")
+    for table in (Inbox(engine), SqlOutbox(engine)):
+        with pytest.raises(InvalidOption, match="older_than_s is a number of seconds"):
+            table.prune(wrong)
+
+
+@pytest.mark.parametrize("event", [None, 7, b"x", object(), "\ud800"])
+def test_what_has_no_id_is_not_seen_for_the_first_time(event: Any) -> None:
+    engine = sa.create_engine("sqlite://")
+    inbox = Inbox(engine)
+    inbox.create()
+    with engine.begin() as connection, pytest.raises(InvalidEvent, match="an event's id is"):
+        inbox.first_time(connection, "billing", event)
+
+
+def test_an_outbox_takes_the_fields_of_an_event_and_no_others() -> None:
+    engine = sa.create_engine("sqlite://")
+    outbox = SqlOutbox(engine)
+    outbox.create()
+    with engine.begin() as connection:
+        assert outbox.add(connection, "orders", 1, id="mine") == "mine"
+        for topic, payload, fields in (
+            ("orders", 1, {"colour": "red"}),
+            (Event(topic="orders"), None, {"key": "c42"}),
+            (Event(topic="orders"), 1, {}),
+        ):
+            with pytest.raises(InvalidEvent):
+                outbox.add(connection, topic, payload, **fields)
+    assert outbox.waiting() == 1
+    with pytest.raises(InvalidOption):
+        Drainer(outbox, None, colour="red")
+
+
+@pytest.mark.parametrize("topic", [[], {}, None, 7, "\ud800"])
+async def test_what_is_no_topic_has_no_schema(topic: Any) -> None:
+    async with trunkline.connect("memory:") as bus:
+        registry = Registry(bus)
+        for call in (registry.versions, registry.current):
+            with pytest.raises(Invalid):
+                call(topic)
+        with pytest.raises(Invalid):
+            await registry.remove(topic)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_signs_of_life_come_at_times(wrong: Any) -> None:
+    async with trunkline.connect("memory:") as bus:
+        for call in (
+            lambda: Heartbeat(bus, "till", every_s=wrong),
+            lambda: Monitor(bus, late_s=wrong),
+        ):
+            with pytest.raises(InvalidOption):
+                call()
+
+
+@pytest.mark.parametrize("clock", [object(), 7, "noon"])
+@pytest.mark.parametrize("url", ["memory:", "file:{}", "ws://127.0.0.1:1"])
+def test_what_is_no_clock_is_refused_before_a_folder_is_made(
+    tmp_path: Path, url: str, clock: Any
+) -> None:
+    with pytest.raises(InvalidOption, match="a clock has now"):
+        trunkline.connect(url.format(tmp_path / "bus"), clock=clock)
+    assert not list(tmp_path.iterdir())

@@ -143,14 +143,27 @@ LONGEST_S = 1e10  # three centuries: what JSON and a calendar can hold, and no i
 
 
 def check_delay(delay_s: Any, name: str = "delay_s") -> None:
-    if delay_s is None or (isinstance(delay_s, int | float) and 0 <= delay_s <= LONGEST_S):
-        return
-    raise InvalidOption(f"{name} is a number of seconds, not {delay_s!r}", name=name)
+    if delay_s is not None:
+        check_span(delay_s, name)
 
 
-def check_count(name: str, value: Any, low: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise InvalidOption(f"{name} is a whole number from {low} on, not {value!r}", name=name)
+def check_span(seconds: Any, name: str) -> None:
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_S:
+        raise InvalidOption(f"{name} is a number of seconds, not {spelt(seconds)}", name=name)
+
+
+def check_count(name: str, value: Any, low: int = 0, high: int = 2**63 - 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        most = f" to {high}" if high < 2**63 - 1 else " on"
+        said = f"{name} is a whole number from {low}{most}, not {spelt(value)}"
+        raise InvalidOption(said, name=name)
+
+
+def spelt(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes out no number of thousands of digits
+        return "a number of so many digits"
 
 
 class HandlerSignal(Exception):

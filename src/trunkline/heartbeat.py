@@ -15,8 +15,8 @@ from typing import Any, Self
 import msgspec
 
 from trunkline.clock import Clock
-from trunkline.errors import TrunklineError
-from trunkline.event import Event
+from trunkline.errors import TrunklineError, check_span
+from trunkline.event import Event, check_text
 from trunkline.topics import check_topic
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ class Heartbeat:
     """Publishes one event every ``every_s`` for as long as it is entered."""
 
     def __init__(self, bus: Any, name: str, *, every_s: float = 3.0, topic: str = TOPIC) -> None:
+        check_text("name", name)
+        check_span(every_s, "every_s")
         self._bus = bus
         self._name = name
         self._every_s = every_s
@@ -88,6 +90,7 @@ class Monitor:
         lost: Callable[[Beat], object] | None = None,
         found: Callable[[Beat], object] | None = None,
     ) -> None:
+        check_span(late_s, "late_s")
         self._bus = bus
         self._clock: Clock = bus.clock
         self._group = group

@@ -14,12 +14,14 @@ it says so.
 from __future__ import annotations
 
 import hashlib
+import sys
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
 from trunkline.clock import Clock, SystemClock
-from trunkline.event import Event
+from trunkline.errors import check_span
+from trunkline.event import Event, check_text
 from trunkline.topics import check_group
 
 _ID_CHARS = 200
@@ -52,7 +54,8 @@ class Inbox:
         """Whether ``group`` sees this event, or id, for the first time; it is noted in the caller's
         transaction. Of two at once, one waits for the other's end and then knows.
         """
-        name = event if isinstance(event, str) else event.id
+        name = event.id if isinstance(event, Event) else event
+        check_text("an event's id", name, sys.maxsize)
         if len(name) > _ID_CHARS:
             name = "sha256:" + hashlib.sha256(name.encode()).hexdigest()
         values = {"consumer": check_group(group), "event_id": name, "seen": self._clock.now()}
@@ -70,6 +73,7 @@ class Inbox:
 
     def prune(self, older_than_s: float) -> int:
         """Forget what was seen so long ago. Keep more than the bus can deliver again."""
+        check_span(older_than_s, "older_than_s")
         before = self._clock.now() - timedelta(seconds=older_than_s)
         with self._engine.begin() as connection:
             done = connection.execute(self.table.delete().where(self.table.c.seen < before))

@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import msgspec
 from msgspec import Meta
 
-from trunkline.errors import LONGEST_S, Conflict, InvalidOption, reason
+from trunkline.errors import LONGEST_S, Conflict, InvalidOption, reason, spelt
 
 MIB = 1024 * 1024
 PARTITIONS_MAX = 1024
+WORKERS_MAX = 100_000  # of one handler: as many as may be in flight over WebSocket
 
 Durability = Literal["fsync", "os"]
 Ordering = Literal["key", "partition", "none"]
@@ -36,13 +37,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 found = msgspec.convert(value, kind)
             except (msgspec.ValidationError, UnicodeError) as error:
                 raise InvalidOption(
-                    f"{name}={value!r}: {reason(error)}",
+                    f"{name}={spelt(value)}: {reason(error)}",
                     hint=_choices(type(self), {name: value}),
                     name=name,
                     value=value,
                 ) from None
             if isinstance(found, float) and found > LONGEST_S:
-                said = f"{name}={value!r}: it must be a number <= {LONGEST_S:g}"
+                said = f"{name}={spelt(value)}: it must be a number <= {LONGEST_S:g}"
                 raise InvalidOption(said, name=name, value=value)
 
 

@@ -26,9 +26,9 @@ from typing import Any, Protocol
 import msgspec
 
 from trunkline.clock import Clock, SystemClock
-from trunkline.errors import Denied, Invalid, InvalidEvent, TrunklineError
-from trunkline.event import Event, Receipt, check_event, new_id
-from trunkline.options import Interval, Limits, Options, Positive
+from trunkline.errors import Denied, Invalid, InvalidEvent, TrunklineError, check_span
+from trunkline.event import Event, Receipt, check_event
+from trunkline.options import Interval, Limits, Options, Positive, make
 from trunkline.store import Store
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Drainer:
     """
 
     def __init__(self, storage: OutboxStorage, bus: Any, **options: Any) -> None:
-        self.options = OutboxOptions(**options)
+        self.options = make(OutboxOptions, options)
         self._storage = storage
         self._bus = bus
         self._by = secrets.token_hex(8)
@@ -246,9 +246,14 @@ class SqlOutbox:
         """Write an event in the caller's transaction; the id it will have."""
         now = self._clock.now()
         if isinstance(topic, Event):
+            if payload is not None or fields:
+                raise InvalidEvent("a whole event was given, and fields besides", field="payload")
             event = topic
         else:
-            event = Event(id=new_id(), topic=topic, payload=payload, ts=now, **fields)
+            try:
+                event = Event(topic=topic, payload=payload, **{"ts": now, **fields})
+            except TypeError as error:
+                raise InvalidEvent(f"not a field of an event: {error}") from None
         check_event(event, self._limits)
         if len(event.id) > _ID_CHARS:
             raise InvalidEvent(f"an id in an outbox has at most {_ID_CHARS} characters", field="id")
@@ -363,6 +368,7 @@ class SqlOutbox:
 
     def prune(self, older_than_s: float) -> int:
         """Remove rows that were sent so long ago."""
+        check_span(older_than_s, "older_than_s")
         before = self._clock.now() - timedelta(seconds=older_than_s)
         with self._engine.begin() as connection:
             done = connection.execute(self.table.delete().where(self.table.c.sent < before))

@@ -74,10 +74,10 @@ class Registry:
         return sorted(self._validators)
 
     def versions(self, topic: str) -> list[Schema]:
-        return list(self._versions.get(topic, ()))
+        return list(self._versions.get(check_topic(topic), ()))
 
     def current(self, topic: str) -> Schema:
-        found = self._versions.get(topic)
+        found = self._versions.get(check_topic(topic))
         if not found or found[-1].removed:
             raise NotFound(f"there is no schema for {topic}", topic=topic)
         return found[-1]

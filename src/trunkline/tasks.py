@@ -11,16 +11,23 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
 from trunkline.bus import Delivery
-from trunkline.errors import Denied, Reject, TrunklineError, check_count, check_delay
+from trunkline.errors import (
+    Denied,
+    InvalidEvent,
+    Reject,
+    TrunklineError,
+    check_count,
+    check_delay,
+)
 from trunkline.event import Event, new_id
-from trunkline.options import GroupOptions
+from trunkline.options import WORKERS_MAX, GroupOptions
 from trunkline.requests import (
     ERROR,
     REPLY_TO,
@@ -141,7 +148,10 @@ class TaskQueue:
         """Hand in a task; returns once it is durable. Tasks of one key are done one by one."""
         id_ = fields.pop("id", None) or new_id()
         waiting = None
-        headers = dict(fields.pop("headers", {}))
+        headers = fields.pop("headers", {})
+        if not isinstance(headers, Mapping):
+            raise InvalidEvent("headers is a mapping of text to text", field="headers")
+        headers = dict(headers)
         if result:
             if not self._entered:
                 raise RuntimeError("enter the queue to wait for results")
@@ -191,7 +201,7 @@ class TaskQueue:
         to who waits for the result.
         """
         check_handler(handler)
-        check_count("workers", workers, 1)
+        check_count("workers", workers, 1, WORKERS_MAX)
         check_count("max_inflight", max_inflight, 1)
         if self._watcher is None:
             await self._watch()

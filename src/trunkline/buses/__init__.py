@@ -25,6 +25,7 @@ def connect(
     ``options`` are those of ``StoreOptions`` and ``BusOptions``; for a broker ``token``, ``tls``
     and those of ``ClientOptions``.
     """
+    _check_clock(clock)
     if check_url(url).startswith(("ws://", "wss://")):
         try:
             from trunkline.buses.remote import RemoteBus
@@ -50,3 +51,9 @@ def connect(
         Audit(bus, bus.options.audit)
     bus.use(*middleware)
     return bus
+
+
+def _check_clock(clock: Any) -> None:
+    names = ("now", "monotonic", "sleep", "call_later", "boot")
+    if clock is not None and not all(hasattr(clock, name) for name in names):
+        raise InvalidOption(f"a clock has {', '.join(names)}", name="clock")

@@ -20,7 +20,15 @@ from typing import Any, Protocol, Self, TypeVar
 
 from trunkline.bus import Start
 from trunkline.clock import Clock
-from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption, check_count, check_delay
+from trunkline.errors import (
+    Closed,
+    Conflict,
+    InvalidEvent,
+    InvalidOption,
+    check_count,
+    check_delay,
+    spelt,
+)
 from trunkline.event import (
     PRIORITIES,
     Event,
@@ -31,7 +39,7 @@ from trunkline.event import (
     new_ids,
 )
 from trunkline.middleware import PublishNext, check, compose
-from trunkline.options import BusOptions, Flow, GroupOptions, Limits
+from trunkline.options import WORKERS_MAX, BusOptions, Flow, GroupOptions, Limits
 from trunkline.store import Bounds
 from trunkline.topics import check_topic
 from trunkline.worker import Handler, check_handler, run
@@ -233,7 +241,7 @@ class BusBase(ABC):
         """
         if self._closed:
             raise Closed("the bus is closed")
-        check_count("workers", workers, 1)
+        check_count("workers", workers, 1, WORKERS_MAX)
         options.setdefault("max_inflight", max(Flow().max_inflight, workers))
         self._subscription(topic, group, options)  # refuses here what it would refuse later
 
@@ -420,5 +428,5 @@ def _refuse_fields(fields: Collection[str]) -> None:
 
 def _span(delay_s: Any) -> timedelta:
     if isinstance(delay_s, bool) or not isinstance(delay_s, int | float) or not 0 <= delay_s < 1e9:
-        raise InvalidEvent(f"delay_s is a number of seconds, not {delay_s!r}", field="delay_s")
+        raise InvalidEvent(f"delay_s is a number of seconds, not {spelt(delay_s)}", field="delay_s")
     return timedelta(seconds=delay_s)

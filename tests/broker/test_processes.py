@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -14,12 +15,13 @@ from typing import Any
 
 import httpx
 import pytest
+import websockets
 
 import trunkline
 from trunkline.buses.remote import RemoteBus
 from trunkline.errors import TrunklineError
 
-from .client import Launch, peer, running, until
+from .client import Launch, Peer, peer, running, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,6 +101,44 @@ async def test_without_acks_everything_comes_again_and_ends_as_dead_letters(
                             break
                         await asyncio.sleep(0.05)
         assert {letter["attempts"] for letter in found} == {3}
+
+
+async def test_who_reads_late_is_told_what_was_kept_before_the_end(
+    tmp_path: Path, launch: Launch
+) -> None:
+    """Of two that flood the broker and do not read, one reads what it is owed after SIGTERM."""
+    broker = await launch(tmp_path)
+    answered = 0
+    async with (
+        peer(broker.url, max_queue=1) as reads,
+        peer(broker.url, max_queue=1) as never,
+    ):
+
+        async def flood(one: Peer, topic: str) -> None:
+            with contextlib.suppress(websockets.ConnectionClosed):
+                for n in range(1_000_000):
+                    await one.say("PUBLISH", topic=topic, payload="x" * 500, corr=n)
+
+        floods = [asyncio.ensure_future(flood(one, t)) for one, t in ((reads, "t"), (never, "u"))]
+        async with trunkline.connect(f"file:{tmp_path}") as log:
+            await until(lambda: at_least(log, "t", 10_000))
+        for one in floods:
+            one.cancel()
+        started = monotonic()
+        ending = asyncio.ensure_future(broker.end())
+        with contextlib.suppress(websockets.ConnectionClosed):
+            async for said in reads.socket:
+                answered += json.loads(said)["type"] == "PUBLISHED"
+        assert reads.socket.close_code == 1012
+        assert await ending == 0
+        assert monotonic() - started < 5
+        never.socket.transport.abort()
+    async with trunkline.connect(f"file:{tmp_path}") as log:
+        assert await log.bounds("t") == (1, answered + 1)
+
+
+async def at_least(log: Any, topic: str, count: int) -> bool:
+    return bool((await log.bounds(topic))[1] > count)
 
 
 async def test_nothing_that_was_acknowledged_is_lost_at_the_end(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Coroutine, Sequence
 from operator import attrgetter
 from typing import Any, Protocol
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _headers = attrgetter("headers")
 
+GOODBYE_S = 1.0  # for who takes nothing of what it is owed
 PRINCIPAL = "auth_principal"  # the header that says who published; what a client puts there is lost
 RESERVED = frozenset({rights.TOPIC, configs.TOPIC, schemas.TOPIC})  # each has its own commands
 
@@ -93,12 +95,19 @@ class Hub:
             await asyncio.gather(self._keeper, return_exceptions=True)
             self.bus.store.bell.ignore(self._heard)
         self.bus.store.bell.ring(None)  # those who follow a log look up, and see that this ends
+        until = asyncio.get_running_loop().time() + (self.options.drain_s or math.inf)
+        await self._finish(until)  # who published is told
         for session in list(self.sessions):
             session.leave()
         await asyncio.gather(*(session.close() for session in list(self.sessions)))
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self.options.drain_s or None)
+        await self._finish(max(until, asyncio.get_running_loop().time() + GOODBYE_S))
         await self.system.close()
+
+    async def _finish(self, until: float) -> None:
+        """Wait for what was begun."""
+        if self._tasks:
+            left_s = until - asyncio.get_running_loop().time()
+            await asyncio.wait(self._tasks, timeout=None if left_s == math.inf else left_s)
 
     async def _keep(self) -> None:
         """Notice changed rights and schemas, and let those who lost theirs feel it: at times, and

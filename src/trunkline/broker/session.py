@@ -80,7 +80,8 @@ class Wire(Protocol):
 
     def resume(self) -> None: ...
 
-    def close(self, code: int, reason: str) -> None: ...
+    def close(self, code: int, reason: str, *, abort: bool = False) -> None:
+        """Say goodbye, or with ``abort`` not even that."""
 
 
 class Session:
@@ -497,7 +498,7 @@ class Session:
             if code == GOING_AWAY:
                 self.fail(Closed(reason), fatal=True)
             self.flush()
-        self._wire.close(code, reason)
+        self._wire.close(code, reason, abort=abort)
         self.hub.spawn(self.close())
 
     async def close(self) -> None:

@@ -7,7 +7,9 @@ so that both doors share a port and neither is in the other's way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,7 +27,7 @@ from picows import (
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
 from trunkline.access import Principal
-from trunkline.broker.hub import Hub
+from trunkline.broker.hub import GOODBYE_S, Hub
 from trunkline.broker.options import is_loopback
 from trunkline.broker.session import Op, Session
 from trunkline.frames import CLOUDEVENTS, SUBPROTOCOL, SUBPROTOCOLS
@@ -105,6 +107,7 @@ class Listener(WSListener):
         self._cloudevents = subprotocol == CLOUDEVENTS
         self._ops = ops
         self._parts: bytearray | None = None  # of a message that has not ended yet
+        self.is_seen_off = False
         self._transport: WSTransport
         self._raw: asyncio.Transport
         self.session: Session | None = None
@@ -126,14 +129,15 @@ class Listener(WSListener):
         kind = frame.msg_type
         session = self.session
         if session is None or transport.is_close_frame_sent:
+            if kind == WSMsgType.CLOSE:
+                transport.disconnect()
             return  # picows parses on for a while after it has refused a frame
         if kind == WSMsgType.TEXT and frame.fin and self._parts is None:
             session.receive(frame.get_payload_as_bytes())
         elif kind in (WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.CONTINUATION):
             self._part(frame)
         elif kind == WSMsgType.CLOSE:
-            if not transport.is_close_frame_sent:
-                transport.send_close(WSCloseCode.OK)
+            transport.send_close(WSCloseCode.OK)
             transport.disconnect()
 
     def _part(self, frame: WSFrame) -> None:
@@ -177,14 +181,28 @@ class Listener(WSListener):
         if not self._raw.is_closing():
             self._raw.resume_reading()
 
-    def close(self, code: int, reason: str) -> None:
-        transport = self._transport
-        if self._raw.get_write_buffer_size():  # it does not read: there is nobody to say goodbye to
+    def close(self, code: int, reason: str, *, abort: bool = False) -> None:
+        if abort or self._transport.is_close_frame_sent:
             self._raw.abort()
             return
-        if not transport.is_close_frame_sent:
-            transport.send_close(code, reason.encode()[:120])  # type: ignore[arg-type]
-        transport.disconnect()
+        self._transport.send_close(code, reason.encode()[:120])  # type: ignore[arg-type]
+        self.is_seen_off = True
+        self.resume()
+        self._hub.spawn(self._see_off())
+
+    async def _see_off(self) -> None:
+        """Leave the other side time to read what it is owed. What it still sends is read, too: to
+        close on it would reset the connection, and take along what is on its way.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._hub.options.drain_s or None):
+                unread = math.inf
+                while (left := self.pending()) < unread and not self._transport.is_disconnected:
+                    unread = left
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(GOODBYE_S):
+                            await self._transport.wait_disconnected()
+        self._raw.abort()
 
 
 def _answering(
@@ -255,7 +273,7 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
             transport = self.transport
             if transport is not None and transport.is_close_frame_sent:
                 raw = transport.underlying_transport
-                if not raw.is_closing():
+                if not raw.is_closing() and not self.listener.is_seen_off:
                     raw.pause_reading()  # or a frame that was refused could be sent all the same
 
         def data_received(self, data: bytes) -> None:

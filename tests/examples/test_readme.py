@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import tomllib
@@ -40,6 +41,10 @@ def test_the_table_goes_between_the_markers_and_nowhere_else() -> None:
     assert page[start:end].count("| `publish-64` |") == 1
     assert BENCH["BLOCK"].sub("", page) == BENCH["BLOCK"].sub("", README)
     assert BENCH["place"](page, []).count("run `make bench`") == 1
+
+
+def test_the_table_of_the_readme_is_that_of_the_last_run() -> None:
+    assert BENCH["place"](README, json.loads(BENCH["RESULTS"].read_text("utf-8"))) == README
 
 
 def test_a_page_without_markers_is_refused() -> None:

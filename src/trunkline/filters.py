@@ -55,7 +55,7 @@ def need(module: str) -> Any:
         return import_module(module)
     except ImportError:
         raise InvalidFilter(
-            f"this filter needs {module}", hint="pip install trunkline[filters]", needs=module
+            f"this filter needs {module}", hint="pip install 'trunkline[filters]'", needs=module
         ) from None
 
 

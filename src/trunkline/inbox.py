@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from trunkline.clock import Clock, SystemClock
-from trunkline.errors import check_span
+from trunkline.errors import check_span, load_extra
 from trunkline.event import Event, check_text
 from trunkline.topics import check_group
 
@@ -33,9 +33,7 @@ class Inbox:
     def __init__(
         self, engine: Any, *, table: str = "trunkline_inbox", clock: Clock | None = None
     ) -> None:
-        import sqlalchemy as sa
-
-        self._sa = sa
+        self._sa = sa = load_extra("sqlalchemy", "outbox")
         self._engine = engine
         self._clock: Clock = clock or SystemClock()
         self.table = sa.Table(

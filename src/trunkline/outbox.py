@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import msgspec
 
 from trunkline.clock import Clock, SystemClock
-from trunkline.errors import Denied, Invalid, InvalidEvent, TrunklineError, check_span
+from trunkline.errors import Denied, Invalid, InvalidEvent, TrunklineError, check_span, load_extra
 from trunkline.event import Event, Receipt, check_event
 from trunkline.options import Interval, Limits, Options, Positive, make
 from trunkline.store import Store
@@ -216,9 +216,7 @@ class SqlOutbox:
         limits: Limits = Limits(),
         clock: Clock | None = None,
     ) -> None:
-        import sqlalchemy as sa
-
-        self._sa = sa
+        self._sa = sa = load_extra("sqlalchemy", "outbox")
         self._engine = engine
         self._limits = limits
         self._clock: Clock = clock or SystemClock()

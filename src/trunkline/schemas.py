@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from trunkline.buses.base import BusBase
-from trunkline.errors import Conflict, InvalidEvent, InvalidOption, NotFound
+from trunkline.errors import Conflict, InvalidEvent, InvalidOption, NotFound, load_extra
 from trunkline.event import Event
 from trunkline.topics import check_topic
 
@@ -181,8 +181,7 @@ def _short(text: str) -> str:
 
 
 def _validator(schema: dict[str, Any] | bool) -> Any:
-    import jsonschema_rs
-
+    jsonschema_rs = load_extra("jsonschema_rs", "schemas")
     try:
         # Without backtracking: a pattern comes from outside and must not hold up the loop.
         linear = jsonschema_rs.RegexOptions()

@@ -325,6 +325,28 @@ def test_the_command_line_needs_no_extra(home: Path) -> None:
     assert "pip install" in done.stderr
 
 
+def test_a_command_whose_extra_is_missing_says_what_to_install(home: Path) -> None:
+    script = (
+        "import sys\n"
+        "for name in ('pyspark', 'pyarrow', 'uvicorn'): sys.modules[name] = None\n"
+        "from trunkline.cli import main\n"
+        "for words in sys.argv[1:]: assert main(words.split()) in (3, 4)\n"
+    )
+    words = ["serve", "spark shell", "spark cluster up", "pipeline run", "pipeline replay t --to x"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        cwd=home,
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+
+    assert done.returncode == 0, done.stderr
+    told = re.findall(r"^trunkline: .* \(pip install 'trunkline\[(\w+)\]'\)$", done.stderr, re.M)
+    assert told == ["broker", "spark", "spark", "spark", "spark"]
+
+
 def test_lists_are_one_json_object_a_line(run: Run) -> None:
     run("pub", "a", stdin=lines(2))
     run("pub", "b", "1")

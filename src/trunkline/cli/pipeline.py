@@ -8,13 +8,14 @@ import os
 import signal
 import sys
 from functools import partial
-from importlib import import_module
 from typing import Any
+
+import msgspec
 
 from trunkline.cli import ERROR, INTERRUPTED, OK, branch, leaf
 from trunkline.cli.places import bus_url
 from trunkline.cli.render import Output, amount
-from trunkline.cli.spark import located
+from trunkline.cli.spark import located, part
 
 LAKE = ".lake"
 SHOWN = 6  # columns of a table at a terminal; the page has them all
@@ -78,21 +79,19 @@ def _tables(parser: argparse.ArgumentParser) -> None:
 def _pipelines(args: argparse.Namespace, names: list[str]) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    return import_module("trunkline.spark.pipelines").find(names, tuple(args.load))
+    return part("pipelines").find(names, tuple(args.load))
 
 
 def _session(args: argparse.Namespace) -> Any:
-    return import_module("trunkline.spark.cluster").open_session(args.master, "trunkline pipeline")
+    return part("cluster").open_session(args.master, "trunkline pipeline")
 
 
 def _run(args: argparse.Namespace) -> int:
     pipelines = _pipelines(args, args.names)
-    jobs = import_module("trunkline.spark.jobs")
-    lake = import_module("trunkline.spark.lake").Lake(args.lake)
-    bars = import_module("trunkline.spark.progress")
-    import_module("trunkline.spark.extents").Catalog(
-        import_module("trunkline.spark.choice").folder_of({"url": bus_url(args)})
-    ).close()
+    jobs = part("jobs")
+    lake = part("lake").Lake(args.lake)
+    bars = part("progress")
+    part("extents").Catalog(part("choice").folder_of({"url": bus_url(args)})).close()
     spark = _session(args)
     runner = jobs.Runner(spark, bus_url(args), lake)
     if args.follow:
@@ -119,7 +118,7 @@ def _follow(args: argparse.Namespace, runner: Any, pipelines: Any) -> int:
 
 
 def _show(args: argparse.Namespace, outcome: Any) -> None:
-    values = import_module("msgspec").structs.asdict(outcome)
+    values = msgspec.structs.asdict(outcome)
     if args.json:
         print(json.dumps(values), flush=True)
     elif outcome.error:
@@ -147,9 +146,9 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    lake = import_module("trunkline.spark.report").find_lake(args.lake)
-    ran = import_module("trunkline.spark.jobs").read_outcomes(lake)
-    rows = [import_module("msgspec").structs.asdict(one) for one in ran]
+    lake = part("report").find_lake(args.lake)
+    ran = part("jobs").read_outcomes(lake)
+    rows = [msgspec.structs.asdict(one) for one in ran]
     columns = ("name", "at", "seconds", "rows", "set_aside", "published", "state")
     rows = [row | {"state": row["error"] or "ok"} for row in rows]
     Output(args).table(rows, columns, empty="no pipeline has run on this lake")
@@ -157,7 +156,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    report = import_module("trunkline.spark.report")
+    report = part("report")
     tables = report.read_gold(args.lake, _pipelines(args, []))
     with open(args.out, "w", encoding="utf-8") as file:
         file.write(report.write_report(args.lake, tables, args.title))
@@ -175,8 +174,8 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    jobs = import_module("trunkline.spark.jobs")
-    lake = import_module("trunkline.spark.report").find_lake(args.lake) if args.from_lake else None
+    jobs = part("jobs")
+    lake = part("report").find_lake(args.lake) if args.from_lake else None
     source = {"url": located(bus_url(args)), "subscribe": args.topic}
     if args.from_time:
         source["startingTimestamp"] = args.from_time
@@ -185,8 +184,8 @@ def _replay(args: argparse.Namespace) -> int:
     target = {"url": located(args.to_url or bus_url(args)), "topic": args.to}
     if args.name:
         target |= {"txnAppId": f"replay.{args.name}", "txnVersion": "1"}
-        root = import_module("trunkline.spark.choice").folder_of(target)
-        sink = import_module("trunkline.spark.sink")
+        root = part("choice").folder_of(target)
+        sink = part("sink")
         if sink.sent_version(root, target["txnAppId"]) >= 1:
             said = f"replayed 0 records: {args.name} was sent before"
             print(json.dumps({"replayed": 0}) if args.json else said)

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         from trunkline.broker.server import Broker, serve
     except ImportError as error:
         raise InvalidOption(
-            f"the broker needs {error.name}", hint="pip install trunkline[broker]"
+            f"the broker needs {error.name}", hint="pip install 'trunkline[broker]'"
         ) from None
 
     names = {name for _, name, _ in _TEXT} | {name for _, name, *_ in _NUMBERS}

@@ -16,7 +16,7 @@ from typing import Any
 
 from trunkline.cli import OK, branch, leaf
 from trunkline.cli.places import bus_url
-from trunkline.errors import NoBus, NotFound
+from trunkline.errors import NoBus, NotFound, load_extra
 from trunkline.log.layout import folder_path
 
 
@@ -39,8 +39,13 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     up.add_argument("--folder", default=".spark", help="logs and scratch space")
 
 
+def part(name: str) -> Any:
+    """A module of ``trunkline.spark``, which needs its extra."""
+    return load_extra(f"trunkline.spark.{name}", "spark")
+
+
 def _session(args: argparse.Namespace) -> Any:
-    return import_module("trunkline.spark.cluster").open_session(args.master)
+    return part("cluster").open_session(args.master)
 
 
 def located(url: str) -> str:
@@ -53,7 +58,7 @@ def located(url: str) -> str:
 def _views(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """A session, and each topic in it as a view."""
     url = located(bus_url(args))
-    topics = import_module("trunkline.spark.choice").topics_of({"url": url})
+    topics = part("choice").topics_of({"url": url})
     spark = _session(args)
     names: dict[str, Any] = {}
     for topic in topics:
@@ -88,7 +93,7 @@ def _submit(args: argparse.Namespace) -> int:
 
 
 def _info(args: argparse.Namespace) -> int:
-    java = import_module("trunkline.spark.java").find_java()
+    java = part("java").find_java()
     values = {"java": java.version, "java_home": java.home, "python": sys.executable}
     for name in ("pyspark", "pyarrow", "pandas", "duckdb", "deltalake"):
         try:
@@ -104,7 +109,7 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _up(args: argparse.Namespace) -> int:
-    made = import_module("trunkline.spark.cluster").Cluster(
+    made = part("cluster").Cluster(
         folder=os.path.abspath(args.folder),
         workers=args.workers,
         cores=args.cores,

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import msgspec
 
-from trunkline.errors import InvalidOption, StorageError, TrunklineError
+from trunkline.errors import InvalidOption, StorageError, TrunklineError, load_extra
 from trunkline.spark.start import prepare_environment, session
 
 if TYPE_CHECKING:
@@ -100,11 +100,9 @@ class Cluster:
         self.stop()
 
     def _run(self, name: str, words: list[str]) -> None:
-        import pyspark
-
+        home = os.path.dirname(load_extra("pyspark", "spark").__file__)
         prepare_environment()
         os.makedirs(self.folder, exist_ok=True)
-        home = os.path.dirname(pyspark.__file__)
         # A port that is taken is an error: nobody would look for the cluster at the next one.
         environment = {
             **os.environ,

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trunkline.errors import NotFound
+from trunkline.errors import NotFound, load_extra
 from trunkline.log import atomic
 
 if TYPE_CHECKING:
@@ -335,10 +335,4 @@ def _groups(
 
 
 def _delta() -> Any:
-    try:
-        import deltalake
-    except ImportError:
-        raise NotFound(
-            "deltalake is not installed", hint="pip install 'trunkline[spark]'"
-        ) from None
-    return deltalake
+    return load_extra("deltalake", "spark")

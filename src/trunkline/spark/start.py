@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from trunkline.errors import NotFound, TrunklineError
+from trunkline.errors import TrunklineError, load_extra
 from trunkline.spark.java import cache_dir, class_archive, find_java
 from trunkline.spark.said import install_hook
 
@@ -74,10 +74,9 @@ def session(
     for tests and short commands.
     """
     install_hook()
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise NotFound("pyspark is not installed", hint="pip install 'trunkline[spark]'") from None
+    load_extra("pyspark", "spark")
+    from pyspark.sql import SparkSession
+
     running = SparkSession.getActiveSession()
     if running is not None:
         return running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -20,6 +21,8 @@ from hypothesis import strategies as st
 
 from files.harness import ENV, TRUNKLINE, Run, memory_dir, runner
 from trunkline import sync
+from trunkline.broker.options import BrokerOptions
+from trunkline.broker.server import Broker
 from trunkline.claims import (
     Claim,
     Claims,
@@ -692,3 +695,16 @@ def test_table_rows() -> None:
         "path | actor | claimed at\n--- | --- | ---\na/b.md | bob | 2026-02-16T11:12:00Z\n"
     )
     assert export_table([(claim, "waiting")]) == ""
+
+
+async def test_claims_are_carried_by_a_broker() -> None:
+    def take_turns(url: str) -> None:
+        with open_claims(url, "ann") as ann, open_claims(url, "bob", create=False) as bob:
+            held = ann.claim("src/**")
+            with pytest.raises(Conflict, match="ann holds src"):
+                bob.claim("src/a.py")
+            ann.release(token=held.token)
+            assert bob.claim("src/a.py").token > held.token
+
+    async with Broker(BrokerOptions(url="memory:", port=0)) as broker:
+        await asyncio.to_thread(take_turns, broker.url)

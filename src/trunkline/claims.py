@@ -443,13 +443,15 @@ class BusCarrier:
     """
 
     def __init__(self, url: str, *, create: bool = True, allow_network: bool = False) -> None:
-        self._bus = sync.open(url, create=create, allow_network=allow_network)
+        is_folder = not url.startswith(("ws://", "wss://"))  # else the folder is the broker's
+        options = {"create": create, "allow_network": allow_network} if is_folder else {}
+        self._bus = sync.open(url, **options)
         self._next = {CLAIM: 1, RELEASE: 1}
-        options = self._bus.topics().get(CLAIM)
-        if options is not None and options.partitions > 1:
+        defined = self._bus.topics().get(CLAIM)
+        if defined is not None and defined.partitions > 1:
             self._bus.close()
             raise InvalidOption(
-                f"{CLAIM} has {options.partitions} partitions, claims need one order",
+                f"{CLAIM} has {defined.partitions} partitions, claims need one order",
                 name="partitions",
             )
 
@@ -490,7 +492,7 @@ def open_claims(
     create: bool = True,
     allow_network: bool = False,
 ) -> Claims:
-    """Claims carried by ``ndjson:FILE`` or by any bus, as ``file:FOLDER``.
+    """Claims carried by ``ndjson:FILE`` or by any bus: ``file:FOLDER``, ``ws://…``.
 
     ``NoBus`` when there is nothing at that place and ``create`` is off.
     """

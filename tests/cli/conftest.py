@@ -21,7 +21,7 @@ ENV = {
     for name, value in os.environ.items()
     if not name.startswith("TRUNKLINE_") and name != "NO_COLOR"
 }
-PROGRAM = [sys.executable, "-m", "trunkline.cli"]
+PROGRAM = [sys.executable, "-m", "trunkline"]
 
 
 @dataclass(frozen=True)

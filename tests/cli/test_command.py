@@ -464,7 +464,7 @@ def test_who_looks_at_tokens_and_claims_makes_no_folder(run: Run, home: Path, wo
 def test_tokens_are_kept_in_a_folder(run: Run, url: str, words: str) -> None:
     done = run("token", *words.split(), "--url", url)
     assert (done.code, done.out) == (4, "")
-    assert "file:" in done.err
+    assert "file:<folder>" in done.err
 
 
 def test_claims_and_bridges_take_the_options_of_all(run: Run) -> None:

@@ -68,6 +68,8 @@ def test_the_url_is_a_folder_wherever_it_is_read() -> None:
     assert folder_of({"url": "file:///data/bus"}) == "/data/bus"
     assert folder_of({"path": "/data/bus"}) == "/data/bus"
     assert folder_of({"url": "file:~/bus"}) == os.path.expanduser("~/bus")
+    with pytest.raises(InvalidOption, match="a broker, from which Spark can only read"):
+        folder_of({"url": "http://127.0.0.1:7070"})
     for url in ("memory:", "nats://127.0.0.1", "ws://127.0.0.1:7070"):
         with pytest.raises(InvalidOption, match="a bus in a folder"):
             folder_of({"url": url})

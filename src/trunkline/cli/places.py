@@ -49,6 +49,11 @@ def bus_path(url: str) -> str:
             "memory: ends with the process that made it, so a command finds nothing there",
             hint="use file:<folder>",
         )
+    if place.startswith("//") and scheme in ("ws", "wss", "http", "https"):
+        raise InvalidOption(
+            f"{url} is a broker, and this command works on a folder",
+            hint="run it with --url file:<folder> where that is, or ask the broker over HTTP",
+        )
     if scheme != "file" or not place:
         raise InvalidOption(f"not a bus in a folder: {url!r}", hint="for example --url file:.bus")
     return folder_path(place)

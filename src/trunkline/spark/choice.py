@@ -80,9 +80,14 @@ class When(NamedTuple):
 
 def folder_of(options: Mapping[str, str]) -> str:
     """The folder that option ``url`` (or ``path``) names, as every executor can find it."""
-    url = options.get("url") or options.get("path") or os.environ.get("TRUNKLINE_URL") or ""
+    url = _url(options)
     if not url:
         raise InvalidOption("option 'url' is missing", hint="for example file:.bus")
+    if is_remote(url):
+        raise InvalidOption(
+            f"{url} is a broker, from which Spark can only read",
+            hint="to write, and for pipelines, name its folder: for example file:.bus",
+        )
     scheme, colon, place = url.partition(":")
     if not colon or scheme not in ("file", "memory", "ws", "wss", "http", "https", "nats"):
         scheme, place = "file", url
@@ -158,8 +163,12 @@ def read_options(options: Mapping[str, str], *, stream: bool) -> Selection:
 
 def _root(options: Mapping[str, str]) -> str:
     """A folder or a broker's address."""
-    url = options.get("url") or options.get("path") or os.environ.get("TRUNKLINE_URL") or ""
+    url = _url(options)
     return url if is_remote(url) else folder_of(options)
+
+
+def _url(options: Mapping[str, str]) -> str:
+    return options.get("url") or options.get("path") or os.environ.get("TRUNKLINE_URL") or ""
 
 
 def _lake(given: dict[str, str]) -> str:

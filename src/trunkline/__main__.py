@@ -1,0 +1,3 @@
+from trunkline.cli import main
+
+raise SystemExit(main())

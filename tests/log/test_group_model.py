@@ -256,7 +256,6 @@ MUTANT = settings(
 @pytest.mark.timeout(180)
 def test_a_group_does_what_the_model_says() -> None:
     run_state_machine_as_test(Model, settings=QUICK)
-    assert Model.__mro__
 
 
 @pytest.mark.slow
@@ -265,7 +264,6 @@ def test_a_group_does_what_the_model_says_at_length() -> None:
     run_state_machine_as_test(
         Model, settings=settings(QUICK, max_examples=3000, stateful_step_count=60)
     )
-    assert Model.__mro__
 
 
 def test_an_ack_of_everything_below_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,12 +275,12 @@ def test_an_ack_of_everything_below_is_found(monkeypatch: pytest.MonkeyPatch) ->
         return settle(self, range(self.floor + 1, max(offsets) + 1)) if offsets else []
 
     monkeypatch.setattr(Group, "settle", cumulative)
-    with pytest.raises(Exception, match=r"."):
+    with pytest.raises(AssertionError):
         run_state_machine_as_test(Model, settings=MUTANT)
 
 
 def test_attempts_that_only_memory_knows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     dump = Group.dump
     monkeypatch.setattr(Group, "dump", lambda self: {**dump(self), "attempts": []})
-    with pytest.raises(Exception, match=r"."):
+    with pytest.raises(AssertionError):
         run_state_machine_as_test(Model, settings=MUTANT)

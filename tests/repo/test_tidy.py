@@ -96,7 +96,7 @@ def calls(node: ast.AST) -> set[str]:
 
 def asserting(path: Path) -> set[str]:
     """Functions of a file that assert, themselves or through another one of the same file."""
-    known = {"raises", "warns", "fail"}
+    known = {"raises", "warns", "fail", "run_state_machine_as_test"}
     everything = functions(path)
     grew = True
     while grew:

@@ -193,12 +193,14 @@ class HandlerContract(BusFixtures):
 
     async def test_handlers_of_a_key_never_run_at_the_same_time(self, bus: AppBus) -> None:
         busy: set[str | None] = set()
+        overlaps: list[int] = []
         order: dict[str | None, list[int]] = {"a": [], "b": [], "c": []}
         failed = set()
 
         @bus.on("orders", group="billing", workers=8, policy=self.policy())
         async def bill(event: Event) -> None:
-            assert event.key not in busy, "two of a key at once"
+            if event.key in busy:  # raised in here, it would only be tried again
+                overlaps.append(event.payload)
             busy.add(event.key)
             await asyncio.sleep(0)
             busy.discard(event.key)
@@ -210,6 +212,7 @@ class HandlerContract(BusFixtures):
         sent = [Event(topic="orders", key="abc"[n % 3], payload=n) for n in range(60)]
         await bus.publish_many("orders", sent)
         assert await bus.drain(30)
+        assert not overlaps, "two of a key at once"
         for rest, key in enumerate("abc"):
             assert order[key] == list(range(rest, 60, 3))
 

@@ -12,7 +12,6 @@ from trunkline.access import (
     Grant,
     Principal,
     admit,
-    is_admin,
     may,
     new_token,
     require,
@@ -76,7 +75,6 @@ def test_nothing_is_allowed_to_nobody() -> None:
     for action in ("publish", "subscribe", "read", "admin"):
         assert not may(NOBODY, action, "orders", "g")
     assert may(LOCAL, "admin", "system.access")
-    assert (is_admin(LOCAL), is_admin(NOBODY)) == (True, False)
 
 
 @pytest.mark.parametrize("topic", ["orders.secret", "orders.*", "orders.>", ">"])

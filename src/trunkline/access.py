@@ -117,11 +117,6 @@ def require(who: Principal, action: Action, topic: str, group: str = "") -> None
         raise Denied("access denied", actor=who.agent, action=action, topic=topic)
 
 
-def is_admin(who: Principal) -> bool:
-    """Whether it may do what concerns no single topic."""
-    return any(_is_all(grant) and not grant.deny for grant in who.grants)
-
-
 def _is_all(grant: Grant) -> bool:
     return "admin" in grant.actions and set(EVERYTHING.topics) <= {*grant.topics}
 

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Meta
 
 from trunkline.buses.local import LocalBus
-from trunkline.errors import InvalidOption, reason
 from trunkline.event import Event
 from trunkline.options import GroupOptions
 from trunkline.topics import is_pattern, matches
@@ -89,10 +88,3 @@ def _lists(config: Config, agent: str, action: str) -> bool:
     if listed is None or action not in ("publish", "subscribe", "read"):
         return True
     return f"!{agent}" not in listed and (agent in listed or "*" in listed)
-
-
-def config_of(values: dict[str, Any]) -> Config:
-    try:
-        return msgspec.convert(values, Config)
-    except msgspec.ValidationError as error:
-        raise InvalidOption(f"not a topic's configuration: {reason(error, values)}") from error

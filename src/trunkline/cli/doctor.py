@@ -17,6 +17,7 @@ from trunkline.cli.places import URL, at_least, bus_path, bus_url, open_folder
 from trunkline.cli.render import Output, amount, progress, size
 from trunkline.dead import DESK, keeps_books
 from trunkline.errors import Corrupt, NoBus, StorageError, TrunklineError, UnsupportedFormat
+from trunkline.files import ndjson
 from trunkline.log import atomic
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.log.salvage import salvage
@@ -346,10 +347,6 @@ def _install(extra: str) -> str:
 
 def _adoption() -> Iterator[Diagnosis]:
     """Where this tree keeps an NDJSON file: whether it has earned its place."""
-    try:
-        from trunkline.files import ndjson
-    except ImportError:
-        return
     if os.path.exists(ndjson.EVENTS_FILE):
         rule = ndjson.adoption()
         level = "note" if rule.met else "warning"

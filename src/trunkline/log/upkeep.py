@@ -16,7 +16,7 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
-from trunkline.errors import Corrupt, NotFound, StorageFull, TrunklineError
+from trunkline.errors import Corrupt, StorageFull, TrunklineError
 from trunkline.log import atomic, reserve
 from trunkline.log.folder import Folder
 from trunkline.log.head import Head
@@ -506,8 +506,3 @@ def verify_segment(
     elif active and f"{sum_:08x}" != f"{head.sum:08x}":
         found.append(Finding(name, 0, "its checksum is not the one the head holds"))
     return found, expected
-
-
-def require_topic(folder: Folder, topic: str) -> None:
-    if not folder.has_topic(topic):
-        raise NotFound(f"there is no topic {topic}", topic=topic, hint="trunkline topic ls")

@@ -220,8 +220,8 @@ class _Sink:
                 os.unlink(path)
 
 
-class BatchSink(DataSourceArrowWriter):
-    """``df.write.format("trunkline")``; with txnAppId and txnVersion, once for each version."""
+class _Writer:
+    """What is the same for a batch and for a stream."""
 
     def __init__(
         self, root: str, options: SinkOptions, schema: StructType, overwrite: bool
@@ -230,26 +230,26 @@ class BatchSink(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._sink.stage(iterator)
+
+    def abort(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        batchId: int = 0,  # noqa: ARG002, N803
+    ) -> None:
+        self._sink.discard([one.path for one in _staged(messages)])
+
+
+class BatchSink(_Writer, DataSourceArrowWriter):
+    """``df.write.format("trunkline")``; with txnAppId and txnVersion, once for each version."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         options = self._sink.options
         version = options.version if options.app else 0
         self._sink.settle(_staged(messages), options.app, version)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._sink.discard([one.path for one in _staged(messages)])
 
-
-class StreamSink(DataSourceStreamArrowWriter):
+class StreamSink(_Writer, DataSourceStreamArrowWriter):
     """``df.writeStream.format("trunkline")``: exactly once per query and batch."""
-
-    def __init__(
-        self, root: str, options: SinkOptions, schema: StructType, overwrite: bool
-    ) -> None:
-        self._sink = _Sink(root, options, schema, overwrite)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.stage(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         staged = _staged(messages)
@@ -258,9 +258,6 @@ class StreamSink(DataSourceStreamArrowWriter):
             raise InvalidOption("the query has no id", hint="set option txnAppId")
         if staged:
             self._sink.settle(staged, app, batchId)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        self._sink.discard([one.path for one in _staged(messages)])
 
 
 def make_event(row: dict[str, Any], options: SinkOptions) -> Event:

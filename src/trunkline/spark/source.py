@@ -302,7 +302,7 @@ class LowLatencyReader(SimpleDataSourceStreamReader):
         whole = self._log.whole(start, end)
         end = admit_rows(whole, end, self._rows)
         if whole == end:
-            return iter([]), start if start == end else end
+            return iter([]), end
         return iter(list(self._between(whole, end))), end
 
     def readBetweenOffsets(  # noqa: N802

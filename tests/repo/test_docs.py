@@ -1,7 +1,4 @@
-"""The docs say what the code does.
-
-A page that does not exist yet is not missed; one that exists is held to its word.
-"""
+"""The docs say what the code does."""
 
 from __future__ import annotations
 
@@ -82,19 +79,13 @@ def exists(test_id: str) -> bool:
     return isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
-def test_each_promise_names_a_test_that_exists() -> None:
+def test_each_promise_names_a_test() -> None:
     page = DOCS / "guarantees.md"
-    if not page.exists():
-        pytest.fail("there is no docs/guarantees.md")
     found = list(promises(page))
     problems = [
-        f"{at(page, line)}: a promise without a test" for line, text in found if "::" not in text
-    ]
-    problems += [
-        f"{at(page, line)}: there is no {test_id}"
+        f"{at(page, line)}: a promise without a test"
         for line, text in found
-        for test_id in TEST_ID.findall(text)
-        if not exists(test_id)
+        if not TEST_ID.search(text)
     ]
     assert found, f"{at(page)}: no promise, neither a numbered item nor a table row"
     assert not problems, report(problems)
@@ -184,10 +175,6 @@ def test_a_page_of_the_docs_runs_from_top_to_bottom(page: Path, tmp_path: Path) 
         assert done.returncode == 0, f"{block.place}\n{done.stderr}"
 
 
-def written(verb: str) -> bool:
-    return (PACKAGE / "cli" / f"{VERBS[verb][0]}.py").exists()
-
-
 def commands(verb: str) -> list[str]:
     """``topic``, ``topic ls``, ``topic create``, … as the parser knows them."""
     parser = Parser(prog="trunkline")
@@ -208,11 +195,9 @@ def test_each_call_of_a_bus_and_of_a_delivery_is_in_the_quickstart() -> None:
     assert named == calls | {"ack", "nack", "term", "in_progress"}
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if written(verb)])
+@pytest.mark.parametrize("verb", VERBS)
 def test_each_command_is_documented(verb: str) -> None:
     page = DOCS / "cli.md"
-    if not page.exists():
-        pytest.fail("there is no docs/cli.md")
     text = page.read_text("utf-8")
     problems = [
         f"{at(page)}: trunkline {command} is not there"
@@ -222,7 +207,7 @@ def test_each_command_is_documented(verb: str) -> None:
     assert not problems, report(problems)
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if written(verb)])
+@pytest.mark.parametrize("verb", VERBS)
 def test_each_command_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     problems = []
     for command in commands(verb):

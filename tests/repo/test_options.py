@@ -85,14 +85,3 @@ def test_each_option_is_set_in_a_test() -> None:
         if not re.search(rf"\b{name}\b[\"']?\s*[=:]", text)
     ]
     assert not problems, report(problems)
-
-
-def test_each_option_is_documented() -> None:
-    page = ROOT / "docs" / "options.md"
-    text = page.read_text("utf-8") if page.exists() else None
-    problems = [
-        f"{at(DEFINED_IN, line)}: docs/options.md does not mention {full}"
-        for full, (name, line) in fields().items()
-        if text is not None and f"`{name}`" not in text
-    ]
-    assert not problems, report(problems)

@@ -18,9 +18,6 @@ BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager
 ARTEFACTS = {".pyc", ".db", ".sqlite", ".log", ".bak", ".orig", ".backup", ".tmp"}
 BANNER = re.compile(r"^\s*#\s*[-=#*~_─═]{4,}")
 
-# A file may be longer than FILE_LINES for a reason that is written here.
-LONG: dict[str, tuple[int, str]] = {}
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -56,9 +53,8 @@ def test_a_file_of_the_package_fits_in_a_head() -> None:
     problems = []
     for path in python("src"):
         lines = len(path.read_text("utf-8").splitlines())
-        allowed, _ = LONG.get(str(path.relative_to(ROOT)), (FILE_LINES, ""))
-        if lines > allowed:
-            problems.append(f"{at(path, lines)}: {lines} lines, {allowed} are allowed")
+        if lines > FILE_LINES:
+            problems.append(f"{at(path, lines)}: {lines} lines, {FILE_LINES} are allowed")
     assert not problems, report(problems)
 
 

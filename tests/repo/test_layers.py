@@ -21,6 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {
             "bus",
+            "takers",
             "turns",
             "stock",
             "pump",

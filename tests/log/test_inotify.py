@@ -30,7 +30,7 @@ def told(watch: Inotify) -> Set[Change]:
     return watch.changes()
 
 
-def news(folder: Folder, watch: Inotify) -> set[str]:
+def news(folder: Folder, watch: Inotify) -> set[str | GroupKey]:
     return folder.heard(told(watch))
 
 
@@ -99,7 +99,7 @@ def test_what_another_process_writes_is_news(tmp_path: Path, places: list[str]) 
     theirs.step(KEY, lambda group: group.seek(1))
     publish(theirs, "new")
 
-    assert news(ours, watch) == ours.noticed() | {"new"} == {"orders", "new", ""}
+    assert news(ours, watch) == ours.noticed() | {"new"} == {"orders", "new", KEY}
     watch.close()
     ours.close()
     theirs.close()
@@ -113,11 +113,11 @@ def test_a_few_looks_see_every_group(tmp_path: Path, count: int) -> None:
         ours.step(key, lambda group: group.define(GroupOptions(), 0))
     for key in (keys[0], keys[-1]):
         theirs.step(key, lambda group: group.seek(1))
-        looks = ["" in ours.noticed(turn) for turn in range(5)]
+        looks = [key in ours.noticed(turn) for turn in range(5)]
         assert any(looks)
         assert looks[0] or count == 100
         ours.step(key, lambda group: group.floor)
-        assert not any("" in ours.noticed(turn) for turn in range(5))
+        assert not any(ours.noticed(turn) for turn in range(5))
     ours.close()
     theirs.close()
 
@@ -132,11 +132,39 @@ def test_a_group_that_nobody_works_for_here_is_no_news_at_every_look(
         theirs.step(KEY, lambda group: group._do(Leased(theirs.join(), 1e9, [(9, 9)])))
         ours.step(KEY, lambda group: group.floor)
         theirs.abandon() if dies else theirs.step(KEY, lambda group: group.seek(1))
-        assert [ours.noticed() for _ in range(3)] == [{""}, set(), set()]
+        assert [ours.noticed() for _ in range(3)] == [{KEY}, set(), set()]
         ours.step(KEY, lambda group: group.floor)
         assert ours.noticed() == set()
     ours.close()
     theirs.close()
+
+
+def test_a_log_that_nobody_reads_here_is_no_news_at_every_look(tmp_path: Path) -> None:
+    ours, theirs = Folder(str(tmp_path / "bus")), Folder(str(tmp_path / "bus"))
+    assert ours.bounds("orders", 0) == (1, 1)
+    for end in (2, 3):
+        publish(theirs)
+        assert [ours.noticed() for _ in range(3)] == [{"orders"}, set(), set()]
+        assert ours.bounds("orders", 0) == (1, end)
+        assert ours.noticed() == set()
+    ours.close()
+    theirs.close()
+
+
+def test_a_member_that_comes_or_goes_is_news_for_the_groups_it_works_for(tmp_path: Path) -> None:
+    ours, theirs = Folder(str(tmp_path / "bus")), Folder(str(tmp_path / "bus"))
+    other = KEY._replace(group="other")
+    watch = Inotify([str(tmp_path / "bus" / "members")])
+    theirs.join()
+    theirs.step(KEY, lambda group: group.define(GroupOptions(), 0))
+    theirs.step(KEY, lambda group: group._do(Leased(theirs.member, 1e9, [(9, 9)])))
+    ours.step(KEY, lambda group: group.floor)
+    ours.step(other, lambda group: group.define(GroupOptions(), 0))
+    assert {change.name for change in told(watch)} == {theirs.member}
+    theirs.close()
+    assert news(ours, watch) == {KEY}
+    watch.close()
+    ours.close()
 
 
 def test_a_look_bears_topics_that_are_removed_meanwhile(

@@ -330,11 +330,11 @@ class Folder:
             self._writers[key] = writer
         return writer
 
-    def heard(self, changes: Iterable[Change]) -> set[str]:
-        """What others did, from files that changed: the topics they published to, and "" for
-        anything else that matters here.
+    def heard(self, changes: Iterable[Change]) -> set[str | GroupKey]:
+        """What others did, from files that changed: the topics they published to, the groups they
+        worked for or left, and "" for anything else that matters here.
         """
-        found: set[str] = set()
+        found: set[str | GroupKey] = set()
         for folder, name in changes:
             stem, _, kind = name.rpartition(".")
             if kind == "head":
@@ -343,28 +343,31 @@ class Folder:
                     if writer is None or writer.is_behind():
                         found.add(place[0])
             elif kind in ("journal", "json") and (key := layout.parse_group_stem(stem)):
-                file = self._groups.get(GroupKey(*key))
+                file = self._groups.get(whose := GroupKey(*key))
                 if file is not None and file.is_behind():
-                    found.add("")
+                    found.add(whose)
+            elif os.path.basename(folder) == "members":
+                found |= {k for k, f in list(self._groups.items()) if name in f.group.holders()}
             elif kind not in _NO_NEWS:
                 found.add("")
         return found
 
-    def noticed(self, turn: int = 0) -> set[str]:
+    def noticed(self, turn: int = 0) -> set[str | GroupKey]:
         """The same by looking, for what no file tells: that a member is no more. Where there are
         many groups each turn looks at some of them, so as to hold up nobody for long. What nobody
-        here takes a step for is told once.
+        here reads, or takes a step for, is told once.
         """
         turns = min(1 + len(self._groups) // _AT_A_LOOK, _TURNS)
-        files = [f for f in [*self._groups.values()][turn % turns :: turns] if not f.was_noticed]
+        some = [*self._groups.items()][turn % turns :: turns]
+        files = {key: file for key, file in some if not file.was_noticed}
         readers = list(self._readers.items())  # a thread may be removing a topic
-        found = {topic for (topic, _), reader in readers if reader.is_behind()}
-        holders = {member for file in files for member in file.group.holders()} - {self.member}
+        found: set[str | GroupKey] = {topic for (topic, _), one in readers if one.is_behind()}
+        holders = {who for file in files.values() for who in file.group.holders()} - {self.member}
         gone = {member for member in holders if not self.is_alive(member)}
-        for file in files:
+        for key, file in files.items():
             if file.is_behind() or not gone.isdisjoint(file.group.holders()):
                 file.was_noticed = True
-                found.add("")
+                found.add(key)
         return found
 
     # -- groups --------------------------------------------------------------------------------

@@ -136,10 +136,14 @@ class HeadFile:
 
     def is_changed(self) -> bool:
         """Whether the line is not the one that was last seen here."""
+        return self.peek() != self._seen[0]
+
+    def peek(self) -> bytes:
+        """What the file holds now, without taking notice of it."""
         try:
-            return os.pread(self.fd, _SIZE, 0) != self._seen[0]
+            return os.pread(self.fd, _SIZE, 0)
         except OSError:  # it is not open, and was not there when it was looked for
-            return os.path.exists(self.path)
+            return b"?" if os.path.exists(self.path) else b""
 
     def store(self, head: Head) -> None:
         raw = encode(head)

@@ -69,6 +69,7 @@ class PartitionReader:
         self._corrected: tuple[Head | None, Head] = (None, Head())
         self._looked = Head()  # where the log ended when it was last read
         self._opened = 0
+        self._said = b""  # the line that was said to have changed
         self._checked = False
         self._line_bytes = 1024  # of what was read last: as much is read as it takes
 
@@ -95,8 +96,9 @@ class PartitionReader:
         return self._corrected[1] if head == self._corrected[0] else head
 
     def is_behind(self) -> bool:
-        """Whether the log may have changed since it was last looked at here."""
-        return self._file.is_changed()
+        """Whether the log may have changed since it was last looked at here. Said once."""
+        said, self._said = self._said, self._file.peek()
+        return self._said != said and self._file.is_changed()
 
     def _check(self, head: Head) -> None:
         """A power cut may have taken what was never synced, but not the head that speaks of it.

@@ -427,9 +427,12 @@ class FileStore:
                 loop.remove_reader(watch.fd)
                 watch.close()
 
-    def _ring(self, topics: set[str]) -> None:
-        for topic in topics:
-            self.bell.ring(topic or None)
+    def _ring(self, news: set[str | GroupKey]) -> None:
+        for whose in news:
+            if isinstance(whose, GroupKey):
+                self.bell.tell(whose)
+            else:
+                self.bell.ring(whose or None)
 
     async def _every(self, seconds: float, job: Callable[[], object], what: str) -> None:
         """Do a job in a thread now and then; what fails is tried again."""

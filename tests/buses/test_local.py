@@ -196,6 +196,28 @@ async def test_a_pattern_goes_on_looking_after_an_error_of_the_system(
     assert next(failures, None) is None
 
 
+async def test_trouble_that_lasts_is_told_once_and_so_is_its_end(
+    bus: LocalBus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trunkline.buses.stream._FIND_S", 0.0)
+    errors = [OSError(errno.EMFILE, "too many")] * 3 + [OSError(errno.EACCES, "no right")] * 3
+    topics, failures = bus.store.topics, iter(errors)
+
+    async def failing() -> dict[str, TopicOptions]:
+        for error in failures:
+            raise error
+        return await topics()
+
+    async with bus.subscribe("orders.>", group="billing") as deliveries:
+        monkeypatch.setattr(bus.store, "topics", failing)
+        await bus.publish("orders.new", 1)
+        await soon(deliveries)
+    said = [entry.getMessage() for entry in caplog.records]
+    assert ["too many" in text for text in said] == [True, False, False]
+    assert "no right" in said[1]
+    assert said[2] == "topics are found again"
+
+
 @pytest.mark.parametrize("batch", ["abc", b"abc", {"a": 1}, {1, 2}, (n for n in range(3)), 7])
 async def test_what_is_no_list_is_no_batch(bus: LocalBus, batch: Any) -> None:
     with pytest.raises(InvalidEvent, match="a batch is a list"):

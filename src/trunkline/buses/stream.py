@@ -401,17 +401,23 @@ class LocalSubscription:
 
     async def _keep_finding(self) -> None:
         """Notice topics that match and partitions that are new."""
+        trouble = ""
         while True:
             await self._changed.wait()
             self._changed.clear()
             try:
                 await self.find()
+                if trouble:
+                    logger.warning("topics are found again")
+                trouble = ""
             except (TrunklineError, OSError) as error:
                 if isinstance(error, TrunklineError) and "errno" not in error.fields:
                     self.fail(error)
                     return
                 # No file can be opened at the moment, for example.
-                logger.warning("topics could not be looked for: %s", error)
+                if str(error) != trouble:  # it is tried again soon, and may last
+                    logger.warning("topics could not be looked for: %s", error)
+                trouble = str(error)
                 self._changed.set()
             await asyncio.sleep(_FIND_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trunkline.errors import Corrupt, NoBus, OutOfRange
+from trunkline.errors import Corrupt, NoBus, OutOfRange, StorageError
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder
 from trunkline.log.reader import list_segments
@@ -18,6 +19,23 @@ from trunkline.options import TopicOptions
 
 from .conftest import Opener
 from .events import TOPIC, at, event, payloads, publish, put
+
+
+def test_a_file_that_is_listed_and_never_there_is_an_error_of_the_storage(
+    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(folder, range(5))
+    reader = opener().reader(TOPIC, 0)
+
+    def gone(*_: object) -> bytes:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "wal/x")
+
+    monkeypatch.setattr(Segment, "read", gone)
+    with pytest.raises(StorageError, match="x: No such file or directory"):
+        reader.read(1)
+    os.truncate(os.path.join(folder.path, "wal", f"{TOPIC}.head"), 0)
+    with pytest.raises(StorageError, match="x: No such file or directory"):
+        opener().bounds(TOPIC, 0)
 
 
 def test_a_look_goes_on_while_others_remove_files_one_by_one(

@@ -11,17 +11,19 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from trunkline.errors import Corrupt, NoBus, OutOfRange
 from trunkline.event import Record
-from trunkline.log import layout
+from trunkline.log import atomic, layout
 from trunkline.log.head import Head, HeadFile
 from trunkline.log.line import Damaged, parse, read_records
 from trunkline.log.recovery import READ_BYTES, is_whole, survey
 from trunkline.log.segment import Segment
 
+T = TypeVar("T")
 _LEAST_BYTES = 4096
+_LOOKS = 100  # each finds other files, if they are but replaced meanwhile
 
 
 class Bounds(NamedTuple):
@@ -75,11 +77,7 @@ class PartitionReader:
 
     def head(self) -> Head:
         """Where the log ends now."""
-        while True:
-            try:
-                return self._head()
-            except FileNotFoundError:  # removed since it was listed
-                self.forget()
+        return self._look(self._head)
 
     def _head(self) -> Head:
         head = self._file.load() if self._file.open(create=False) else None
@@ -124,12 +122,12 @@ class PartitionReader:
         ``strict=False`` begins at the first offset there is when ``start`` was trimmed away.
         """
         try:
-            return self._read(start, limit, bytes_max, strict)
+            return self._look(lambda: self._read(start, limit, bytes_max, strict))
         except Corrupt:
-            self.forget()  # by the next time it may be mended
             if self.head() == self._looked:
                 raise
-        return self._read(start, limit, bytes_max, strict)  # its files may be another log's by now
+        # Its files may be another log's by now.
+        return self._look(lambda: self._read(start, limit, bytes_max, strict))
 
     def _read(self, start: int, limit: int, bytes_max: int, strict: bool) -> list[Record]:
         self._looked = head = self.head()
@@ -146,14 +144,10 @@ class PartitionReader:
         bytes_max = min(bytes_max, max(_LEAST_BYTES, 2 * limit * self._line_bytes))
         again = 0  # a remembered place may be the end of its segment: look once more
         while start < head.next and limit > 0:
-            try:
-                segment, position = self._place(start, head)
-                records, end_position, after = self._read_segment(
-                    segment, position, start, limit, bytes_max, head
-                )
-            except FileNotFoundError:  # removed or replaced since it was listed
-                self.forget()
-                return self._read(start, limit, bytes_max, strict)
+            segment, position = self._place(start, head)
+            records, end_position, after = self._read_segment(
+                segment, position, start, limit, bytes_max, head
+            )
             if records:
                 self._remember(records[-1].offset + 1, segment, end_position)
                 self._line_bytes = (end_position - position) // len(records)
@@ -172,16 +166,21 @@ class PartitionReader:
         """The offset of the first record whose time is at or after ``when``, else the next one."""
         return self._look(lambda: self._seek(when))
 
-    def _look(self, look: Callable[[], int]) -> int:
-        """``look``, and again as long as files are removed or replaced after they were listed."""
-        while True:
+    def _look(self, look: Callable[[], T]) -> T:
+        """``look``, and again where files were removed or replaced after they were listed; a file
+        that is listed time and again and never there is an error of the system.
+        """
+        for left in range(_LOOKS, 0, -1):
             try:
                 return look()
-            except FileNotFoundError:
+            except FileNotFoundError as error:
                 self.forget()
+                if left == 1:
+                    raise atomic.storage_error(error, error.filename or self._stem) from error
             except Corrupt:
-                self.forget()
+                self.forget()  # by the next time it may be mended
                 raise
+        raise AssertionError
 
     def _seek(self, when: datetime) -> int:
         head = self.head()

@@ -63,6 +63,15 @@ def test_seek_moves_a_group(run: Run, to: str, following: int) -> None:
     assert [row["offset"] for row in rest] == list(range(following, 11))
 
 
+def test_a_place_outside_of_the_log_is_told(run: Run) -> None:
+    take(run, 4)
+    for to, where in (("99", 11), ("0", 1)):
+        done = run("group", "seek", "t", "g", "--to", to, "--json")
+        assert (done.code, done.rows[0]["to"]) == (0, where)
+        assert f"t/0 holds 1 to 10: not to {to}, to {where}" in done.err
+    assert run("group", "seek", "t", "g", "--to", "11").err == ""
+
+
 def test_what_is_not_there_is_not_found(run: Run) -> None:
     for words in (("info",), ("seek", "--to", "1"), ("pause",), ("resume",), ("rm", "--yes")):
         assert run("group", words[0], "t", "nope", *words[1:]).code == 3

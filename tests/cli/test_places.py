@@ -100,6 +100,17 @@ def test_what_is_no_place_is_refused(text: str) -> None:
         parse_span(text, NOW)
 
 
+@pytest.mark.parametrize("text", ["4:2", "+4:+2", "-2:-4", "@-1h:-2h", "@2026-01-02:2026-01-01"])
+def test_what_ends_before_it_begins_is_refused(text: str) -> None:
+    with pytest.raises(Invalid, match="it ends before it begins"):
+        parse_span(text, NOW)
+
+
+@pytest.mark.parametrize("text", ["2:2", "-2:1", "end:start", "@-1h:-1h"])
+def test_what_is_empty_or_depends_on_the_log_is_a_range(text: str) -> None:
+    assert parse_span(text, NOW).stop is not None
+
+
 def test_a_point_is_no_range() -> None:
     assert parse_point("@-1h", NOW) == at(NOW - timedelta(hours=1))
     with pytest.raises(Invalid):

@@ -316,6 +316,15 @@ def test_get_does_not_take_the_first_for_one_before_it(run: Run) -> None:
     assert len(run("get", "t", "-4:").rows) == 3
 
 
+def test_a_range_that_ends_before_it_begins_is_told(run: Run) -> None:
+    run("pub", "t", stdin=lines(5))
+    for words in (("get", "t", "4:2"), ("grep", "t", "x", "--from", "4", "--to", "2")):
+        done = run(*words)
+        assert (done.code, done.out) == (4, "")
+        assert "it ends before it begins" in done.err
+        assert "from A up to B" in done.err
+
+
 def test_get_asks_which_partition_an_offset_is_in(run: Run) -> None:
     run("init")
     run("topic", "create", "t", "--partitions", "3")

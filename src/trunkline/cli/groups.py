@@ -185,7 +185,11 @@ def run_seek(args: argparse.Namespace) -> int:
         for key in _picked(folder, args):
             reader = folder.reader(key.topic, key.partition)
             first, end = reader.bounds()
-            floor = max(first, min(point.resolve(reader), end)) - 1
+            wanted = point.resolve(reader)
+            floor = max(first, min(wanted, end)) - 1
+            if floor != wanted - 1:
+                holds = f"holds {first} to {end - 1}" if first < end else "is empty"
+                out.note(f"{key.topic}/{key.partition} {holds}: not to {wanted}, to {floor + 1}")
             before = _move(folder, key, floor, out, dry_run=args.dry_run)
             rows.append(
                 {

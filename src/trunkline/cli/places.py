@@ -172,17 +172,30 @@ def parse_span(text: str, now: datetime) -> Span:
                 if sides and None not in sides:
                     left = Point("time", when=sides[0]) if at > 1 else None
                     right = Point("time", when=sides[-1]) if at + 1 < len(text) else None
-                    return Span(left, right)
+                    return in_order(Span(left, right), text)
     elif ":" in text:
         first, _, last = text.partition(":")
         if first or last:
-            return Span(
-                parse_point(first, now, _SPANS) if first else None,
-                parse_point(last, now, _SPANS) if last else None,
-            )
+            start = parse_point(first, now, _SPANS) if first else None
+            stop = parse_point(last, now, _SPANS) if last else None
+            return in_order(Span(start, stop), text)
     else:
         return Span(parse_point(text, now, _SPANS), None, single=True)
     raise InvalidOption(f"not a range of a log: {text!r}", hint=_SPANS)
+
+
+def in_order(span: Span, text: str) -> Span:
+    """``span``, unless it ends before it begins, whatever the log holds."""
+    start, stop = span.start, span.stop
+    if start is not None and stop is not None and start.base == stop.base:
+        if start.when is not None and stop.when is not None:
+            is_backwards = start.when > stop.when
+        else:
+            is_backwards = start.n < stop.n if start.base == "end" else start.n > stop.n
+        if is_backwards:
+            hint = "A:B is from A up to B, without B"
+            raise InvalidOption(f"it ends before it begins: {text!r}", hint=hint)
+    return span
 
 
 def pick_topics(folder: Folder, pattern: str) -> dict[str, int]:

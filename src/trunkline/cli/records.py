@@ -21,6 +21,7 @@ from trunkline.cli.places import (
     Span,
     at_least,
     duration,
+    in_order,
     open_folder,
     parse_point,
     parse_span,
@@ -323,7 +324,7 @@ def run_grep(args: argparse.Namespace) -> int:
     now = SystemClock().now()
     span = parse_span(args.start, now) if args.start is not None else Span(None, None)
     if args.stop is not None:
-        span = span._replace(stop=parse_point(args.stop, now))
+        span = in_order(span._replace(stop=parse_point(args.stop, now)), f"--to {args.stop}")
     wanted = compile_wanted(args)
     has_text = _text_test(args)
     write = record_writer(args)

@@ -31,6 +31,8 @@ from trunkline.options import GroupOptions, Limits, StoreOptions, TopicOptions
 from .conftest import Opener
 from .events import TOPIC, event, payloads, publish, put
 
+KEY = GroupKey(TOPIC, 0, "g")
+
 
 def test_a_folder_is_made_only_if_asked_for(root: str) -> None:
     with pytest.raises(NoBus):
@@ -245,66 +247,69 @@ def test_who_reads_and_who_writes_outlive_the_removal_of_their_topic(folder: Fol
     assert (folder.reader(TOPIC, 0), folder.writer(TOPIC, 0)) == (reader, writer)
 
 
+@pytest.fixture
+def member(folder: Folder, opener: Opener) -> Folder:
+    """Another process, which works for a group on three records."""
+    publish(folder, range(1, 4))
+    other = opener()
+    other.step(KEY, lambda group: group.define(GroupOptions(), 0))
+    return other
+
+
 def is_of_log(paths: list[str]) -> bool:
     return any(os.path.dirname(path).endswith("wal") for path in paths)
 
 
 def test_what_members_do_while_a_topic_is_removed_settles_nothing_in_the_next(
-    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, member: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, remove, other = GroupKey(TOPIC, 0, "g"), atomic.remove_files, opener()
-    publish(folder, range(1, 4))
-    other.step(key, lambda group: group.define(GroupOptions(), 0))
+    remove = atomic.remove_files
 
     def work(group: Group) -> None:
-        end = other.bounds(TOPIC, 0).next
+        end = member.bounds(TOPIC, 0).next
         group.begin_anew()
         group.settle(range(1, end))
 
     def beside(paths: list[str]) -> None:
         if is_of_log(paths):
-            other.step(key, work)
+            member.step(KEY, work)
         remove(paths)
 
     monkeypatch.setattr(atomic, "remove_files", beside)
     folder.remove_topic(TOPIC)
     publish(folder, ["new"])
-    assert folder.look(key, lambda group: group.floor) == 0
-    assert other.step(key, lambda group: group.floor) == 0
+    assert folder.look(KEY, lambda group: group.floor) == 0
+    assert member.step(KEY, lambda group: group.floor) == 0
 
 
 def test_a_topic_that_is_removed_takes_no_group_of_the_next_along(
-    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, member: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, remove, other = GroupKey(TOPIC, 0, "g"), atomic.remove_files, opener()
-    publish(folder, range(1, 4))
-    other.step(key, lambda group: group.define(GroupOptions(), 0))
+    remove = atomic.remove_files
 
     def beside(paths: list[str]) -> None:
         remove(paths)
         if any(path.endswith(".head") for path in paths):
-            publish(other, ["new"])
-            other.step(key, lambda group: group.define(GroupOptions(), 0))
-            other.step(key, lambda group: group.settle([1]))
+            publish(member, ["new"])
+            member.step(KEY, lambda group: group.define(GroupOptions(), 0))
+            member.step(KEY, lambda group: group.settle([1]))
 
     monkeypatch.setattr(atomic, "remove_files", beside)
     folder.remove_topic(TOPIC)
-    assert payloads(other) == {1: "new"}
-    assert other.step(key, lambda group: group.floor) == 1
+    assert payloads(member) == {1: "new"}
+    assert member.step(KEY, lambda group: group.floor) == 1
 
 
 def test_a_group_that_goes_before_its_topic_finds_no_record_to_begin_anew_with(
-    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, member: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, remove, other = GroupKey(TOPIC, 0, "g"), Folder.remove_group, opener()
-    publish(folder, range(1, 4))
-    other.step(key, lambda group: group.define(GroupOptions(), 0))
+    remove = Folder.remove_group
     found: list[object] = []
 
     def beside(mine: Folder, gone: GroupKey) -> None:
         remove(mine, gone)
         with contextlib.suppress(OutOfRange):
-            found.extend(other.read(TOPIC, 0, 1, 9))
+            found.extend(member.read(TOPIC, 0, 1, 9))
 
     monkeypatch.setattr(Folder, "remove_group", beside)
     folder.remove_topic(TOPIC)
@@ -315,28 +320,26 @@ def test_a_group_that_goes_before_its_topic_finds_no_record_to_begin_anew_with(
 
 @pytest.mark.parametrize("what", ["its group", "the topic"])
 def test_a_topic_is_removed_also_if_somebody_else_removes(
-    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch, what: str
+    folder: Folder, member: Folder, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    key, topics, groups, other = GroupKey(TOPIC, 0, "g"), folder.topics, folder.groups, opener()
-    publish(folder, range(1, 4))
-    other.step(key, lambda group: group.define(GroupOptions(), 0))
+    topics, groups = folder.topics, folder.groups
 
     def before() -> dict[str, TopicOptions]:
-        if what == "the topic" and other.has_topic(TOPIC):
-            other.remove_topic(TOPIC)
+        if what == "the topic" and member.has_topic(TOPIC):
+            member.remove_topic(TOPIC)
         return topics()
 
     def after() -> list[GroupKey]:
         found = groups()
-        if other.has_group(key):
-            other.remove_group(key)
+        if member.has_group(KEY):
+            member.remove_group(KEY)
         return found
 
     monkeypatch.setattr(folder, "topics", before)
     monkeypatch.setattr(folder, "groups", after)
     folder.remove_topic(TOPIC)
-    assert other.topics() == {}
-    assert other.groups() == []
+    assert member.topics() == {}
+    assert member.groups() == []
 
 
 def test_a_removal_that_is_cut_short_leaves_a_topic_that_goes_on(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import trunkline
 from trunkline.buses.local import LocalBus
+from trunkline.group import Group
 from trunkline.log.folder import Folder
 from trunkline.options import GroupOptions, StoreOptions
 from trunkline.store import GroupKey
@@ -43,6 +45,22 @@ async def _elsewhere(bus: LocalBus, what: str) -> None:
     folder.close()
 
 
+@contextlib.asynccontextmanager
+async def at_work(url: str) -> AsyncIterator[tuple[LocalBus, list[Any]]]:
+    """A bus whose handler has settled three records, and what the handler gets."""
+    got: list[Any] = []
+    async with trunkline.connect(url) as bus:
+        await bus.publish_many("orders", [1, 2, 3])
+        bus.on("orders", group="billing", policy=POLICY)(lambda event: got.append(event.payload))
+        await bus.start()
+        await bus.drain()
+        yield bus, got
+
+
+def _place(group: Group) -> tuple[GroupOptions, int]:
+    return group.options, group.floor
+
+
 @pytest.fixture(params=["memory", "file", "another process"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Remove]:
     url = "memory:" if request.param == "memory" else f"file:{os.fspath(tmp_path / 'bus')}"
@@ -53,41 +71,24 @@ async def test_a_group_that_is_removed_under_its_members_begins_anew(
     place: tuple[str, Remove],
 ) -> None:
     url, remove = place
-    got: list[Any] = []
-    async with trunkline.connect(url) as bus:
-        await bus.publish_many("orders", [1, 2, 3])
-        bus.on("orders", group="billing", policy=POLICY)(lambda event: got.append(event.payload))
-        await bus.start()
-        await eventually(lambda: got == [1, 2, 3])
-        await bus.drain()
+    async with at_work(url) as (bus, got):
         await remove(bus, "group")
         await bus.publish("orders", 4)
         await eventually(lambda: got[3:] == [1, 2, 3, 4])
         await bus.drain()
         assert await bus.store.groups() == [KEY]
-        assert await bus.store.update(KEY, lambda group: (group.options, group.floor)) == (
-            POLICY,
-            4,
-        )
+        assert await bus.store.update(KEY, _place) == (POLICY, 4)
 
 
 async def test_a_removed_group_begins_anew_where_its_log_does(place: tuple[str, Remove]) -> None:
     url, remove = place
-    got: list[Any] = []
-    async with trunkline.connect(url) as bus:
-        await bus.publish_many("orders", [1, 2, 3])
-        bus.on("orders", group="billing", policy=POLICY)(lambda event: got.append(event.payload))
-        await bus.start()
-        await bus.drain()
+    async with at_work(url) as (bus, got):
         await bus.store.trim("orders", 0, 3)
         await remove(bus, "group")
         await bus.publish("orders", 4)
         await eventually(lambda: got[3:] == [3, 4])
         await bus.drain()
-        assert await bus.store.update(KEY, lambda group: (group.options, group.floor)) == (
-            POLICY,
-            4,
-        )
+        assert await bus.store.update(KEY, _place) == (POLICY, 4)
 
 
 async def test_a_topic_that_is_removed_under_its_consumers_begins_anew(

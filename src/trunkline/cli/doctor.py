@@ -208,7 +208,7 @@ def _partition(
                 yield Diagnosis(
                     "error",
                     name,
-                    f"it is {segment.size()} bytes long, {head.end} were written",
+                    f"it ends at byte {segment.size()}, and was written up to {head.end}",
                     "publish something: the log then looks for its true end",
                 )
             elif segment.number == head.segment and _sum(segment, head.end) != head.sum:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trunkline.cli import ERROR, OK
+from trunkline.cli.render import amount
 from trunkline.errors import InvalidEvent, InvalidOption, TrunklineError
 from trunkline.files import ndjson
 
@@ -185,7 +186,7 @@ def _status(given: dict[str, str]) -> int:
         }
         print(json.dumps(value, sort_keys=True))
         return OK
-    print(f"{events_file}: {total} lines")
+    print(f"{events_file}: {amount(total, 'line')}")
     for state in states:
         at = ndjson.format_ts(state.updated_at) if state.updated_at else "unknown"
         print(f"{state.name}: next line {state.next_line}, lag {state.lag}, updated {at}")

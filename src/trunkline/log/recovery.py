@@ -54,7 +54,7 @@ def survey(segments: Sequence[Segment], head: Head | None) -> Survey:
         elif here.seal is not None:
             finished = True  # the head is late: since then it was sealed, and perhaps rewritten
         elif here.size() < head.durable:
-            why = f"it is {here.size()} bytes long, {head.durable} were durable"
+            why = f"it ends at byte {here.size()}, and was durable up to {head.durable}"
             return Survey(head, [], [], Damage(here, here.number, here.size(), why))
         else:
             lost = not is_whole(here, head)
@@ -191,7 +191,9 @@ def _scan(
     if trouble is None and good.end < min(durable, size):
         trouble = (good.end, "a batch lacks its end")
     if upper is not None and good.next < upper:
-        position, why = trouble or (good.end, f"offsets {good.next} to {upper - 1} are missing")
+        one = upper - 1 == good.next
+        missing = f"offset {good.next} is" if one else f"offsets {good.next} to {upper - 1} are"
+        position, why = trouble or (good.end, f"{missing} missing")
         return good, Damage(segment, segment.number, position, why)
     if trouble is not None and (trouble[0] < durable or _was_durable(segment, trouble[0], size)):
         return _beyond(segment, good, size), Damage(segment, segment.number, *trouble)

@@ -111,7 +111,7 @@ class _Partition:
     def head(self) -> Head:
         found = self._http.get(f"{self._path}/offsets", _Offsets).partitions
         if self._partition >= len(found):
-            raise NotFound(f"{self._topic} has {len(found)} partitions, not {self._partition + 1}")
+            raise NotFound(f"there is no partition {self._partition} of {self._topic}")
         return Head(start=found[self._partition].first, next=found[self._partition].next)
 
     def seek(self, when: datetime) -> int:

@@ -226,7 +226,7 @@ class _Scan:
             seen += batch.num_rows
             yield batch
         if seen < high - low and not extent.has_holes and self._options.bad_records == "fail":
-            raise self._corrupt(segment, begin, f"{high - low - seen} records are missing in it")
+            raise self._corrupt(segment, begin, f"records missing in it: {high - low - seen}")
 
     def _lines(
         self, extent: Extent, begin: int, end: int, longest: int, *, bulk: bool

@@ -37,6 +37,17 @@ async def test_a_task_is_done_and_its_result_comes_back(bus: Any) -> None:
         assert [await ticket.result(10) for ticket in tickets] == [0, 2, 4, 6, 8, 10]
 
 
+async def test_an_object_may_do_tasks(bus: Any) -> None:
+    class Resize:
+        async def __call__(self, task: Task[int]) -> int:
+            return task.payload * 2
+
+    async with TaskQueue(bus, "resize") as queue:
+        await queue.work(Resize())
+        ticket = await queue.enqueue(4, result=True)
+        assert await ticket.result(10) == 8
+
+
 async def test_the_payload_is_wrapped_as_the_older_service_does(bus: Any) -> None:
     ticket = await TaskQueue(bus, "resize").enqueue({"w": 1}, "k")
     (record,) = await bus.read("resize")

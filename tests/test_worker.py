@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -103,6 +105,45 @@ async def test_a_handler_that_is_cancelled_gives_its_record_back() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert stream.settled == [(1, Outcome.NACK, 0.0, "the worker was stopped")]
+
+
+async def test_a_worker_outlives_what_its_handler_waits_for() -> None:
+    async def handler(event: Event) -> None:
+        if event.payload == 1:
+            job = asyncio.create_task(asyncio.sleep(3600))
+            job.cancel()
+            await job
+
+    stream = Fixed(2)
+    await run(stream, handler, workers=1)
+    assert stream.settled == [
+        (1, Outcome.NACK, None, "CancelledError"),
+        (2, Outcome.ACK, None, ""),
+    ]
+
+
+async def test_a_plain_function_may_fail_in_any_way(caplog: pytest.LogCaptureFixture) -> None:
+    stream = Fixed(1)
+    async with asyncio.timeout(10):
+        await run(stream, lambda _: next(iter(())), workers=1)
+    said = "RuntimeError: the handler raised StopIteration"
+    assert stream.settled == [(1, Outcome.NACK, None, said)]
+    assert re.search(rf" at {re.escape(__file__)}:\d+$", caplog.records[0].getMessage())
+
+
+async def test_plain_functions_block_each_in_a_thread_of_its_own() -> None:
+    """However few the loop has, which are there for the bus itself."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    all_of_them = threading.Barrier(5, timeout=10)
+
+    def handler(event: Event) -> None:
+        all_of_them.wait()
+
+    stream = Fixed(4)
+    running = asyncio.create_task(run(stream, handler, workers=4))
+    await asyncio.to_thread(all_of_them.wait)
+    await running
+    assert {outcome for _, outcome, _, _ in stream.settled} == {Outcome.ACK}
 
 
 class Method:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
@@ -40,7 +40,7 @@ from trunkline.requests import (
 )
 from trunkline.store import GroupKey
 from trunkline.topics import check_topic
-from trunkline.worker import check_handler
+from trunkline.worker import awaited, check_handler
 
 logger = logging.getLogger(__name__)
 
@@ -206,8 +206,10 @@ class TaskQueue:
         if self._watcher is None:
             await self._watch()
 
+        call = awaited(handler)
+
         async def handle(event: Event, delivery: Delivery) -> Any:
-            return await self._handle(handler, event, delivery)
+            return await self._handle(call, event, delivery)
 
         self._bus.on(
             self.topic,
@@ -217,7 +219,9 @@ class TaskQueue:
             max_inflight=max(workers, max_inflight),
         )(handle)
 
-    async def _handle(self, handler: Callable[..., Any], event: Event, delivery: Delivery) -> None:
+    async def _handle(
+        self, call: Callable[..., Awaitable[Any]], event: Event, delivery: Delivery
+    ) -> None:
         if event.id in self._cancelled:
             await self._reply(event, None, _CANCELLED)
             return
@@ -225,7 +229,7 @@ class TaskQueue:
         if isinstance(payload, dict) and payload.keys() == {"payload"}:
             payload = payload["payload"]
         task = Task(event.id, event.topic, payload, event.priority, delivery.attempt)
-        job = asyncio.ensure_future(_call(handler, task))
+        job = asyncio.ensure_future(call(task))
         self._running[event.id] = job
         try:
             result = await job
@@ -304,9 +308,3 @@ class TaskQueue:
         running = self._running.get(id_)
         if running is not None:
             running.cancel()
-
-
-async def _call(handler: Callable[..., Any], task: Task[Any]) -> Any:
-    if asyncio.iscoroutinefunction(handler):
-        return await handler(task)
-    return await asyncio.to_thread(handler, task)

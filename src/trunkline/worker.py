@@ -10,6 +10,9 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from trunkline.bus import Delivery, Outcome, Subscription
@@ -21,6 +24,7 @@ _LIBRARIES = (
     os.path.dirname(__file__),
     "<frozen",
 )
+_THREADS = 10_000  # no bound: that is the workers, and one that hangs shall not hold up the next
 logger = logging.getLogger(__name__)
 
 Handler = Callable[..., Any]
@@ -54,21 +58,38 @@ def check_handler(handler: Handler) -> bool:
     return both
 
 
-def adapt(handler: Handler) -> Callable[[Delivery], Awaitable[Any]]:
-    """A handler takes the event, or the event and the delivery; a plain function runs in a thread,
-    so that it may block.
+def awaited(handler: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """A function as something to await. A plain one runs in a thread, so that it may block: one of
+    its own, for the loop's few are those by which the bus itself gets on.
     """
-    both = check_handler(handler)
-    is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 -- a callable object may be async
-    )
+    ):
+        return handler
+    threads = ThreadPoolExecutor(_THREADS, "trunkline-handler")  # they end with it
+
+    def run_there(*args: Any) -> Any:
+        try:
+            return handler(*args)
+        except StopIteration as error:  # no future can hold it: who waits would do so for ever
+            told = RuntimeError("the handler raised StopIteration")
+            raise told.with_traceback(error.__traceback__) from error
+
+    async def call(*args: Any) -> Any:
+        job = partial(copy_context().run, run_there, *args)
+        result = await asyncio.get_running_loop().run_in_executor(threads, job)
+        return await result if inspect.isawaitable(result) else result
+
+    return call
+
+
+def adapt(handler: Handler) -> Callable[[Delivery], Awaitable[Any]]:
+    """A handler takes the event, or the event and the delivery."""
+    both = check_handler(handler)
+    handle = awaited(handler)
 
     async def call(delivery: Delivery) -> Any:
-        args = (delivery.event, delivery) if both else (delivery.event,)
-        if is_async:
-            return await handler(*args)
-        result = await asyncio.to_thread(handler, *args)
-        return await result if inspect.isawaitable(result) else result
+        return await (handle(delivery.event, delivery) if both else handle(delivery.event))
 
     return call
 
@@ -100,9 +121,12 @@ async def _handle(
 ) -> BaseException | None:
     try:
         await call(delivery)
-    except asyncio.CancelledError:
-        delivery.finish(Outcome.NACK, 0.0, "the worker was stopped")
-        raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            delivery.finish(Outcome.NACK, 0.0, "the worker was stopped")
+            raise
+        return _failed(delivery, error)  # what the handler waited for was cancelled, not the worker
     except Retry as signal:
         delivery.finish(Outcome.NACK, signal.delay_s, str(signal))
         return signal
@@ -110,11 +134,15 @@ async def _handle(
         delivery.finish(Outcome.TERM, None, signal.reason)
         return signal
     except Exception as error:  # noqa: BLE001 -- a handler may fail in any way
-        logger.warning("%r failed: %r at %s", delivery, error, _place(error))
-        delivery.finish(Outcome.NACK, None, f"{type(error).__name__}: {error}".removesuffix(": "))
-        return error
+        return _failed(delivery, error)
     delivery.finish(Outcome.ACK)
     return None
+
+
+def _failed(delivery: Delivery, error: BaseException) -> BaseException:
+    logger.warning("%r failed: %r at %s", delivery, error, _place(error))
+    delivery.finish(Outcome.NACK, None, f"{type(error).__name__}: {error}".removesuffix(": "))
+    return error
 
 
 def _place(error: BaseException) -> str:

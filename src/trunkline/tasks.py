@@ -38,7 +38,6 @@ from trunkline.requests import (
     forget_left,
     own_group,
 )
-from trunkline.store import GroupKey
 from trunkline.topics import check_topic
 from trunkline.worker import awaited, check_handler
 
@@ -254,17 +253,12 @@ class TaskQueue:
         """Whether no try is left after this one; False if that cannot be told. The group is asked:
         it may be older than this worker, and its policy may have been edited.
         """
-        link = getattr(self._bus, "link", None)
-        key = GroupKey(delivery.topic, delivery.partition, delivery.group)
         try:
-            if link is None:
-                retries = await self._bus.store.update(key, lambda group: group.options.max_retries)
-            else:  # the policy of a newer broker may have more to it
-                retries = (await link.call("policy", **key._asdict()))["max_retries"]
+            policy: GroupOptions = await self._bus.policy_of(delivery)
         except TrunklineError as error:
             logger.warning("whether %s is tried again cannot be told: %s", delivery.event.id, error)
             return False
-        return delivery.attempt > int(retries)
+        return delivery.attempt > policy.max_retries
 
     async def _reply(self, event: Event, result: Any, error: str | None = None) -> None:
         where = event.headers.get(REPLY_TO)

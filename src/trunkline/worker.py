@@ -16,8 +16,10 @@ from functools import partial
 from typing import Any
 
 from trunkline.bus import Delivery, Outcome, Subscription
-from trunkline.errors import InvalidOption, Reject, Retry
+from trunkline.clock import Clock
+from trunkline.errors import InvalidOption, Reject, Retry, TrunklineError
 from trunkline.middleware import compose
+from trunkline.options import GroupOptions
 
 _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
@@ -94,26 +96,78 @@ def adapt(handler: Handler) -> Callable[[Delivery], Awaitable[Any]]:
     return call
 
 
+class Keeper:
+    """As long as a handler runs its delivery is its own: this begins the ack timeout anew of what
+    takes long, so that it counts from the moment at which the process hangs or dies.
+    """
+
+    def __init__(
+        self, workers: int, clock: Clock, policy_of: Callable[[Delivery], Awaitable[GroupOptions]]
+    ) -> None:
+        self._hands: list[Delivery | None] = [None] * workers
+        self._clock = clock
+        self._policy_of = policy_of
+        self._timeout_s = GroupOptions().ack_timeout_s
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, worker: int, delivery: Delivery) -> None:
+        self._hands[worker] = delivery
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def _keep(self) -> None:
+        """Until nothing is at work: what is quick costs next to nothing so."""
+        before: list[Delivery] = []
+        while at_work := [d for d in self._hands if d is not None and d.outcome is None]:
+            for delivery in at_work:
+                if delivery in before:
+                    delivery.extend()
+            before = at_work
+            await self._clock.sleep(await self._shortest_s(at_work) / 4)
+        self._task = None
+
+    async def _shortest_s(self, at_work: list[Delivery]) -> float:
+        groups = {(delivery.topic, delivery.partition): delivery for delivery in at_work}
+        try:
+            found = [await self._policy_of(delivery) for delivery in groups.values()]
+            self._timeout_s = min(policy.ack_timeout_s for policy in found)
+        except TrunklineError as error:
+            logger.warning("how long deliveries may take cannot be told: %s", error)
+        return self._timeout_s
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
 async def run(
     subscription: Subscription,
     handler: Handler,
     workers: int,
     middleware: Sequence[object] = (),
     on_message: OnMessage | None = None,
+    keeper: Keeper | None = None,
 ) -> None:
     """Handle deliveries with ``workers`` at a time, until cancelled."""
     call = compose(middleware, "handle", adapt(handler))
 
-    async def work() -> None:
+    async def work(number: int) -> None:
         async for delivery in subscription:
+            if keeper is not None:
+                keeper.begin(number, delivery)
             started = time.perf_counter() if on_message else 0.0
             error = await _handle(call, delivery)
             if on_message is not None:
                 on_message(delivery.topic, error, time.perf_counter() - started)
 
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(workers):
-            tasks.create_task(work())
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(workers):
+                tasks.create_task(work(number))
+    finally:
+        if keeper is not None:
+            await keeper.close()
 
 
 async def _handle(

@@ -18,7 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from trunkline.bus import Start
+from trunkline.bus import Delivery, Start
 from trunkline.clock import Clock
 from trunkline.errors import (
     Closed,
@@ -42,7 +42,7 @@ from trunkline.middleware import PublishNext, check, compose
 from trunkline.options import WORKERS_MAX, BusOptions, Flow, GroupOptions, Limits
 from trunkline.store import Bounds
 from trunkline.topics import check_topic
-from trunkline.worker import Handler, check_handler, run
+from trunkline.worker import Handler, Keeper, check_handler, run
 
 H = TypeVar("H", bound=Handler)
 OnPublish = Callable[[str, BaseException | None, float], None]
@@ -106,6 +106,10 @@ class BusBase(ABC):
 
     @abstractmethod
     async def _unsettled(self) -> int: ...
+
+    @abstractmethod
+    async def policy_of(self, delivery: Delivery) -> GroupOptions:
+        """The policy of its group, as it is now."""
 
     @abstractmethod
     def _streams(self) -> Iterable[Drainable]: ...
@@ -290,7 +294,10 @@ class BusBase(ABC):
                 ready.set()
                 self._starting.discard(ready)
             async with contextlib.aclosing(subscription):
-                await run(subscription, handler, workers, self._middleware, self._on_message)
+                keeper = Keeper(workers, self.clock, self.policy_of)
+                await run(
+                    subscription, handler, workers, self._middleware, self._on_message, keeper
+                )
 
         self._workers.append(asyncio.get_running_loop().create_task(work()))
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from trunkline.bus import Start
+from trunkline.bus import Delivery, Start
 from trunkline.buses.base import BusBase, OnPublish, check_start
 from trunkline.buses.stream import LocalSubscription, Pumps
 from trunkline.clock import Clock, SystemClock
@@ -16,7 +16,7 @@ from trunkline.event import Event, Receipt, Record
 from trunkline.filters import to_filter
 from trunkline.options import BusOptions, Flow, GroupOptions, TopicOptions, check_policy, make
 from trunkline.pump import Hooks
-from trunkline.store import Bounds, Store
+from trunkline.store import Bounds, GroupKey, Store
 from trunkline.topics import check_group, check_pattern, check_topic, is_dead
 
 
@@ -107,6 +107,10 @@ class LocalBus(BusBase):
 
     async def _unsettled(self) -> int:
         return await self._pumps.lag()
+
+    async def policy_of(self, delivery: Delivery) -> GroupOptions:
+        key = GroupKey(delivery.topic, delivery.partition, delivery.group)
+        return await self.store.update(key, lambda group: group.options)
 
     # -- looking -------------------------------------------------------------------------------
 

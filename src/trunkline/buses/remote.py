@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from trunkline.bus import Start
+from trunkline.bus import Delivery, Start
 from trunkline.buses.base import BusBase, OnPublish, check_start
 from trunkline.buses.link import AGAIN, ClientOptions, Link
 from trunkline.buses.remote_stream import RemoteDesk, RemoteSubscription
@@ -203,6 +203,12 @@ class RemoteBus(BusBase):
     async def _unsettled(self) -> int:
         groups = [(s.frame.topic, s.frame.group) for s in self.streams.values()]
         return int(await self.link.call("lag", groups=groups)) if groups else 0
+
+    async def policy_of(self, delivery: Delivery) -> GroupOptions:
+        place = {"topic": delivery.topic, "partition": delivery.partition, "group": delivery.group}
+        found = await self.link.call("policy", **place)
+        known = GroupOptions.__struct_fields__  # that of a newer broker may have more to it
+        return make(GroupOptions, {name: found[name] for name in known if name in found})
 
     # -- looking -------------------------------------------------------------------------------
 

@@ -98,6 +98,27 @@ class HandlerContract(BusFixtures):
         await bus.drain(30)
         assert seen == [False, False]
 
+    async def test_a_handler_that_takes_long_keeps_its_delivery(
+        self, bus: AppBus, clock: AnyClock
+    ) -> None:
+        tries: list[int] = []
+        done = asyncio.Event()
+        policy = self.policy(ack_timeout_s=4 * self.unit_s, max_retries=1)
+
+        @bus.on("orders", group="billing", workers=2, policy=policy)
+        async def bill(_: Event, delivery: Delivery) -> None:
+            tries.append(delivery.attempt)
+            await done.wait()
+
+        await bus.publish("orders", 1)
+        await self.until(lambda: bool(tries))
+        for _ in range(40):
+            await clock.run(self.unit_s / 4)
+        done.set()
+        assert await bus.drain(30) is True
+        assert tries == [1]
+        assert await self.letters(bus) == []
+
     async def test_what_a_plain_function_gives_to_await_is_awaited(self, bus: AppBus) -> None:
         seen: list[Any] = []
 

@@ -203,6 +203,41 @@ def test_nesting_is_bounded(kind: type) -> None:
         encode_event(Event(topic="t", payload=[[[1]]]), Limits(depth=2))
 
 
+class Forwarded(msgspec.Struct):
+    body: msgspec.Raw
+    note: str | None = None
+
+
+@pytest.mark.parametrize("text", [b'{"a":1}', b'{\n  "a": 1\n}', b"\r\n[null]\n"])
+def test_json_that_was_not_parsed_is_one_line_of_json(text: bytes) -> None:
+    raw, value = msgspec.Raw(text), msgspec.json.decode(text)
+    for payload, wanted in (
+        (raw, value),
+        ({"body": [raw], "note": None}, {"body": [value], "note": None}),
+        (Forwarded(raw), {"body": value, "note": None}),
+    ):
+        body = encode_event(Event(topic="orders", payload=payload), Limits())
+        assert b"\n" not in body
+        assert msgspec.json.decode(b'{"meta":' + body + b"}")["payload"] == wanted
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        msgspec.Raw(b""),
+        msgspec.Raw(b"}\n{"),
+        msgspec.Raw(b"NaN"),
+        msgspec.Raw(b"[" * 65 + b"]" * 65),
+        [msgspec.Raw(b"1}\n")],
+        [None, msgspec.Raw(b"x")],
+        msgspec.UNSET,
+    ],
+)
+def test_what_would_break_its_line_is_refused(payload: Any) -> None:
+    with pytest.raises(InvalidEvent):
+        encode_event(Event(topic="orders", payload=payload), Limits())
+
+
 def test_a_payload_that_holds_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)

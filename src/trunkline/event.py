@@ -237,6 +237,8 @@ def _check_headers(headers: Any, limits: Limits) -> None:
 _SCALARS = (str, int, bool, bytes, bytearray, type(None), datetime, Enum, UUID, Decimal)
 _encode = msgspec.json.Encoder().encode
 _PAYLOAD = b',"payload":'
+_NEWLINE = ord("\n")  # the encoder writes none: it copied it from a msgspec.Raw
+_UNCHECKED = (msgspec.Raw, msgspec.UnsetType)  # it writes these as they are, or not at all
 _SPLIT = b'},"payload":'
 
 
@@ -249,6 +251,11 @@ def encode_event(event: Event, limits: Limits) -> bytes:
         event = _in_utc(event)
     try:
         whole = _encode(event)
+        if _NEWLINE in whole or type(event.payload) in _UNCHECKED:
+            plain = msgspec.structs.replace(
+                event, payload=msgspec.json.decode(_encode(event.payload))
+            )
+            return encode_event(plain, limits)
         if event.payload is None:
             body = whole[:-1] + b'},"payload":null'
         elif "payload" in event.headers:
@@ -298,8 +305,8 @@ def check_value(value: Any, depth_max: int) -> None:
             children = item.values() if isinstance(item, dict) else item
             stack.extend((child, depth + 1) for child in children)
         elif not isinstance(item, _SCALARS):
-            # A struct, dataclass or the like: look at its plain form.
-            stack.append((msgspec.to_builtins(item), depth))
+            # A struct, dataclass or the like: look at its plain form, and into a msgspec.Raw.
+            stack.append((msgspec.to_builtins(item, enc_hook=decode_payload), depth))
 
 
 def decode_payload(text: bytes | str) -> Any:

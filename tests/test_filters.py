@@ -534,7 +534,7 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(
     module: str, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InvalidFilter, match=r"pip install trunkline\[filters\]") as caught:
+    with pytest.raises(InvalidFilter, match=r"pip install 'trunkline\[filters\]'") as caught:
         make()
     assert caught.value.needs == module
 

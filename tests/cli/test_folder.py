@@ -127,6 +127,22 @@ def test_the_doctor_finds_damage_in_the_file_that_is_written_to(
     assert run("doctor", "--verify").code == 0
 
 
+@pytest.mark.parametrize("command", ["verify", "doctor"])
+def test_a_file_that_cannot_be_opened_hides_no_other_damage(
+    run: Run, sealed: Path, command: str
+) -> None:
+    run("pub", "a", "1")
+    head = sealed.with_name("a.head")
+    head.unlink()
+    head.mkdir()
+    flip(sealed, sealed.stat().st_size - 10)
+
+    done = run(command, "--json")
+    told = " ".join(map(str, done.rows))
+    assert (done.code, "a.head: Is a directory" in told) == (1, True)
+    assert "wal/t.00000001.jsonl" in told
+
+
 def test_the_doctor_finds_a_damaged_seal_and_a_file_that_is_gone(run: Run, sealed: Path) -> None:
     run("pub", "t", stdin=lines(40, 61))
     run("pub", "t", stdin=lines(10, 101))

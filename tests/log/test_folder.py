@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from trunkline.errors import (
     NoBus,
     NotFound,
     OutOfRange,
+    StorageError,
     TrunklineError,
     UnsupportedFormat,
 )
@@ -254,6 +257,33 @@ def member(folder: Folder, opener: Opener) -> Folder:
     other = opener()
     other.step(KEY, lambda group: group.define(GroupOptions(), 0))
     return other
+
+
+def test_what_the_system_refuses_is_an_error_of_the_storage(folder: Folder, root: str) -> None:
+    os.mkdir(os.path.join(root, "wal", f"{TOPIC}.head"))
+    for ask in (folder.bounds, folder.head):
+        with pytest.raises(StorageError, match="Is a directory"):
+            ask(TOPIC, 0)
+    for place, look in (("wal", folder.topics), ("offsets", folder.groups)):
+        shutil.rmtree(os.path.join(root, place))
+        Path(root, place).touch()
+        with pytest.raises(StorageError, match="Not a directory"):
+            look()
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_group_that_cannot_be_read_hides_none_of_the_others(
+    folder: Folder, member: Folder, root: str, make: Callable[[str], None]
+) -> None:
+    other = KEY._replace(group="h")
+    member.close()
+    folder.step(other, lambda group: group.define(GroupOptions(), 0))
+    path = os.path.join(root, "offsets", f"{TOPIC}__g.journal")
+    os.remove(path)
+    make(path)
+    assert folder.groups() == [KEY, other]
+    with pytest.raises(StorageError):
+        folder.group(KEY)
 
 
 def is_of_log(paths: list[str]) -> bool:

@@ -16,7 +16,7 @@ from trunkline.cli.groups import group_row
 from trunkline.cli.places import URL, at_least, bus_path, bus_url, open_folder
 from trunkline.cli.render import Output, amount, progress, size
 from trunkline.dead import DESK, keeps_books
-from trunkline.errors import Corrupt, NoBus, StorageError, TrunklineError, UnsupportedFormat
+from trunkline.errors import Corrupt, NoBus, StorageError, TrunklineError
 from trunkline.files import ndjson
 from trunkline.log import atomic
 from trunkline.log.folder import Folder, GroupKey
@@ -222,9 +222,9 @@ def _partition(
             yield _lost(f"{topic}/{partition}", expected, head.next)
     except FileNotFoundError:  # removed or replaced while we looked, so there was life in it
         return
-    except (ValueError, TrunklineError) as error:
+    except (ValueError, OSError, TrunklineError) as error:
         remedy = "trunkline doctor --salvage"
-        if isinstance(error, UnsupportedFormat):
+        if isinstance(error, StorageError) and not isinstance(error, Corrupt):
             remedy = error.hint
         yield Diagnosis("error", f"{topic}/{partition}", str(error), remedy)
 
@@ -249,7 +249,7 @@ def _salvage(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagno
             place = f"{topic}/{partition}"
             try:
                 mended = salvage(folder, topic, partition)
-            except (ValueError, StorageError) as error:
+            except (ValueError, OSError, StorageError) as error:
                 yield Diagnosis("error", place, f"it could not be salvaged: {error}")
                 continue
             for name, path, kept, lost in mended:
@@ -315,7 +315,7 @@ def _letters(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagno
             yield Diagnosis(
                 "warning",
                 topic,
-                f"about {count} dead letters are open",
+                f"open: about {amount(count, 'dead letter')}",
                 f"trunkline dlq ls {topic}",
             )
 

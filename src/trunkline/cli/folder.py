@@ -56,12 +56,11 @@ def run_verify(args: argparse.Namespace) -> int:
             topics = {name: options.partitions for name, options in folder.topics().items()}
         with progress(args, "verifying") as step:
             found = list(verify_topics(folder, topics, step))
-        records = sum(
-            folder.reader(topic, n).count() for topic, count in topics.items() for n in range(count)
-        )
+        severe = any(finding.severe for finding in found)
+        logs = [(t, n) for t, count in topics.items() for n in range(count) if not severe]
+        records = sum(folder.reader(*log).count() for log in logs)
     out = Output(args)
     rows = [finding._asdict() for finding in found]
-    severe = any(finding.severe for finding in found)
     if found:
         out.table(rows, ("path", "position", "problem", "severe"))
     if not severe:
@@ -98,7 +97,7 @@ def _verify_partition(folder: Folder, topic: str, partition: int) -> list[Findin
             return list(upkeep.verify(folder, topic, partition))
         except FileNotFoundError:
             continue
-        except (ValueError, TrunklineError) as error:
+        except (ValueError, OSError, TrunklineError) as error:
             if not isinstance(error, Corrupt):
                 return [Finding(f"{topic}/{partition}", 0, str(error))]
             path = os.path.relpath(error.path, folder.path)

@@ -133,10 +133,13 @@ class Folder:
 
     def names(self, place: str) -> list[str]:
         """The files of a folder in it; none where one may only read, and it was never made."""
+        path = os.path.join(self.path, place)
         try:
-            return os.listdir(os.path.join(self.path, place))
+            return os.listdir(path)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise atomic.storage_error(error, path) from error
 
     # -- topics --------------------------------------------------------------------------------
 

@@ -541,9 +541,14 @@ def group_of(path: str) -> tuple[str, int, str] | None:
     look left one behind, or it is damaged beyond telling.
     """
     stem = path.rpartition(".")[0]
-    with open(path, "rb") as file:
-        start = file.read(4096)
-    made = b'{"op":"created"' in start or os.path.exists(stem + ".json")
+    try:
+        with os.fdopen(atomic.open_file(path, os.O_RDONLY), "rb") as file:
+            start = file.read(4096)
+        made = b'{"op":"created"' in start or os.path.exists(stem + ".json")
+    except FileNotFoundError:
+        raise
+    except (StorageError, OSError):  # whoever asks for the group is told why
+        start, made = b"", True
     name = layout.parse_group_stem(os.path.basename(stem))
     if name is None:  # it was too long for a file
         try:

@@ -173,9 +173,9 @@ class PartitionReader:
         for left in range(_LOOKS, 0, -1):
             try:
                 return look()
-            except FileNotFoundError as error:
+            except OSError as error:
                 self.forget()
-                if left == 1:
+                if left == 1 or not isinstance(error, FileNotFoundError):
                     raise atomic.storage_error(error, error.filename or self._stem) from error
             except Corrupt:
                 self.forget()  # by the next time it may be mended

@@ -11,7 +11,14 @@ import pytest
 
 import trunkline
 from trunkline.buses.local import LocalBus
-from trunkline.errors import Closed, Conflict, InvalidEvent, InvalidOption, OutOfRange
+from trunkline.errors import (
+    Closed,
+    Conflict,
+    InvalidEvent,
+    InvalidOption,
+    OutOfRange,
+    TrunklineError,
+)
 from trunkline.event import Event, Receipt
 from trunkline.log import atomic
 from trunkline.options import GroupOptions, TopicOptions
@@ -85,6 +92,19 @@ async def test_a_batch_has_one_topic_even_after_middleware(bus: LocalBus) -> Non
     with pytest.raises(InvalidEvent):
         await bus.publish("orders", 1)
     assert await bus.topics() == {}
+
+
+@pytest.mark.parametrize("kept_back", [None, [], [1]])
+async def test_a_middleware_answers_for_every_event(bus: LocalBus, kept_back: Any) -> None:
+    class Keeps:
+        async def publish(self, events: list[Event], call_next: Any) -> Any:
+            passed = [event for event in events if event.payload in (kept_back or ())]
+            return await call_next(passed) if kept_back is not None else None
+
+    bus.use(Keeps())
+    for publishing in (bus.publish("orders", 2), bus.publish_many("orders", [1, 2])):
+        with pytest.raises(TrunklineError, match="a middleware gave"):
+            await publishing
 
 
 async def test_publishing_is_reported(clock: ManualClock) -> None:

@@ -25,6 +25,7 @@ from trunkline.errors import (
     Conflict,
     InvalidEvent,
     InvalidOption,
+    TrunklineError,
     check_count,
     check_delay,
     spelt,
@@ -229,7 +230,13 @@ class BusBase(ABC):
         started = time.perf_counter()
         error: BaseException | None = None
         try:
-            return await self._chain(events)
+            receipts = await self._chain(events)
+            if receipts is None or len(receipts) < len(events):
+                raise TrunklineError(
+                    f"a middleware gave {len(receipts or ())} receipts for {len(events)} events",
+                    hint="it gives back what call_next gave, or raises to refuse an event",
+                )
+            return receipts
         except BaseException as failure:
             error = failure
             raise
@@ -316,13 +323,12 @@ class BusBase(ABC):
             _, late = await asyncio.wait(self._workers, timeout=timeout_s or 0.001)
             for task in late:
                 task.cancel()
-            results = await asyncio.gather(*self._workers, return_exceptions=True)
+            if late:  # not gathered: a handler that waits here is cancelled, and waits no more
+                await asyncio.wait(late)
+            failed = self._failed()
             self._workers.clear()
-            for result in results:
-                if isinstance(result, BaseException) and not isinstance(
-                    result, asyncio.CancelledError
-                ):
-                    raise only(result)
+            for error in failed:
+                raise error
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until every group that has handlers here has settled all there is; False if that

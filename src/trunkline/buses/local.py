@@ -75,6 +75,8 @@ class LocalBus(BusBase):
         return await self._send(events)
 
     async def _append(self, events: list[Event]) -> list[Receipt]:
+        if not events:  # a middleware kept all of them back
+            return []
         topic = events[0].topic
         if len(events) > 1 and any(event.topic != topic for event in events):
             raise InvalidEvent("the events of one batch have one topic")

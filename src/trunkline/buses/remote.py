@@ -127,7 +127,7 @@ class RemoteBus(BusBase):
         if len(events) == 1:
             await self.link.room.wait()
             return [_receipt(events[0], await self._ask(events[0]))]
-        return await self._batch(events)
+        return await self._batch(events) if events else []
 
     def _ask(self, event: Event) -> asyncio.Future[Any]:
         return self.link.publish(event.topic, encoded(event, self._limits))

@@ -346,6 +346,23 @@ class HandlerContract(BusFixtures):
         async with bus.subscribe("orders", group="billing") as stream:
             assert (await self.now(stream))[0].attempt == 2
 
+    async def test_a_handler_that_stops_its_bus_does_not_wait_for_ever(self, bus: AppBus) -> None:
+        ended = asyncio.Event()
+
+        @bus.on("orders", group="billing", policy=self.policy())
+        async def bill(_: Event) -> None:
+            try:
+                await bus.stop(0.01)
+            finally:
+                ended.set()
+
+        await bus.publish("orders", 1)
+        async with asyncio.timeout(10):
+            await ended.wait()
+            await bus.stop()
+        async with bus.subscribe("orders", group="billing") as stream:
+            assert (await self.now(stream))[0].attempt == 2
+
     async def test_a_bus_that_was_stopped_starts_again(self, bus: AppBus) -> None:
         seen: list[Any] = []
 

@@ -223,6 +223,8 @@ def test_an_error_in_a_query_is_raised_and_not_printed_as_well(
         ("pipeline report --lake nowhere", 3, "there is no lake at"),
         ("pipeline status --lake nowhere", 3, "there is no lake at"),
         ("pipeline replay orders --to x --url file:bus --from-lake", 3, "there is no lake at"),
+        ("pipeline replay orders --to x --url file:nowhere", 2, "there is no bus at"),
+        ("pipeline replay ordres --to x --url file:bus", 3, "there is no topic ordres"),
         ("pipeline ls --load no_such_module", 3, "cannot load pipelines"),
     ],
 )

@@ -181,6 +181,8 @@ def _replay(args: argparse.Namespace) -> int:
         source["startingTimestamp"] = args.from_time
     if args.to_time:
         source["endingTimestamp"] = args.to_time
+    if lake is None:
+        part("choice").check_source(source)
     target = {"url": located(args.to_url or bus_url(args)), "topic": args.to}
     if args.name:
         target |= {"txnAppId": f"replay.{args.name}", "txnVersion": "1"}

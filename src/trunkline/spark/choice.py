@@ -114,6 +114,16 @@ def topics_of(options: Mapping[str, str]) -> list[str]:
         catalog.close()
 
 
+def check_source(options: Mapping[str, str]) -> None:
+    """Raise what is wrong with what a batch would read, before Spark is started for it."""
+    choice = read_options(options, stream=False)
+    catalog = open_catalog(choice)
+    try:
+        resolve(catalog, choice, "starting")
+    finally:
+        catalog.close()
+
+
 def read_options(options: Mapping[str, str], *, stream: bool) -> Selection:
     """Check what was typed; ``InvalidOption`` says what is wrong and what to type instead."""
     given = _named(options, stream)

@@ -31,6 +31,7 @@ from benchmarks.harness import (
     Steal,
     SyncProbe,
     lines_named,
+    percentile,
     remove,
 )
 
@@ -124,8 +125,8 @@ def _machine(run: Run) -> list[str]:
     probe.close()
     system = f"{platform.system()} {platform.release()}"
     p50, p95 = probe.p(0.5) * 1000, probe.p(0.95) * 1000
-    late = sorted(_lateness(run.count(1000, 50)))
-    late_p95, latest = late[int(len(late) * 0.95)] * 1000, late[-1] * 1000
+    late = list(_lateness(run.count(1000, 50)))
+    late_p95, latest = percentile(late, 0.95) * 1000, max(late) * 1000
     return [
         f"{os.cpu_count()} cores · Python {platform.python_version()} · {system} · {kind}",
         f"append one event and fdatasync: p50 {p50:.3f} ms · p95 {p95:.3f} ms",

@@ -84,12 +84,8 @@ class Runner:
         Catalog(self.root).close()
         self._published: dict[str, dict[int, int]] = {}  # by name and batch, until told
 
-    def run(
-        self, pipelines: Iterable[Pipeline], done: Callable[[Ran], None] | None = None
-    ) -> list[Ran]:
-        """Run each over what there is now. One that fails is reported and does not keep the
-        others.
-        """
+    def run(self, pipelines: Iterable[Pipeline]) -> list[Ran]:
+        """Run each over what there is now. One that fails does not keep the others."""
         outcomes = []
         for pipeline in pipelines:
             started = perf_counter()
@@ -103,8 +99,6 @@ class Runner:
             except Exception as error:  # noqa: BLE001 -- Spark's errors have no common base
                 problem = error
             outcomes.append(self._outcome(pipeline, progress, problem, perf_counter() - started))
-            if done is not None:
-                done(outcomes[-1])
         return outcomes
 
     def _finish(self, pipeline: Pipeline) -> StreamingQuery:

@@ -21,6 +21,8 @@ from pathlib import Path
 from time import perf_counter, sleep
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.harness import (
     Line,
@@ -183,14 +185,6 @@ def _show(results: Sequence[Result], quick: bool) -> None:
     for result in results:
         ours, *rest = _cells(result)
         rows.append((result.name, ours, result.against, *rest))
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        print(title)
-        for row in (heads, *rows):
-            print("  ".join(f"{cell:<12}" for cell in row))
-        return
     table = Table(title=title)
     for head in heads:
         table.add_column(head, justify="right" if head in ("ours", "theirs", "ratio") else "left")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -444,10 +445,9 @@ def fields_of(headers: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
 def headers_of(event: Event) -> dict[str, str]:
     """The headers of an event's envelope; ``fields_of`` takes them apart again."""
     headers = dict(event.headers)
-    for name, field in _AS_TEXT.items():
-        value = getattr(event, field)
-        if value is not None and (name, value) not in _SILENT:
-            headers[name] = value
+    if (texts := _texts_of(event)) != _PLAIN:
+        pairs = zip(_AS_TEXT, texts, _PLAIN, strict=True)
+        headers |= {name: text for name, text, plain in pairs if text != plain}
     if event.ttl_s is not None:
         headers[_TTL] = f"{event.ttl_s:g}"
     if event.not_before is not None:
@@ -457,14 +457,14 @@ def headers_of(event: Event) -> dict[str, str]:
     return headers
 
 
-_SILENT: Final = frozenset({("priority", "normal"), ("band", "GREEN")})
+_texts_of = attrgetter(*_AS_TEXT.values())
+_PLAIN: Final = _texts_of(Event(topic=""))
 
 
 def envelope_of(record: Record, attempts: int | UnsetType = UNSET) -> Envelope:
     event = record.event
     headers = headers_of(event)
-    digest = headers.pop(DIGEST, None)
-    if digest is not None:  # of the text that this frame carries, which may be spelt anew
+    if (digest := headers.pop(DIGEST, None)) is not None:  # of this text: it may be spelt anew
         digest = hashlib.sha256(_encode(event.payload)).hexdigest()
     return Envelope(
         id=event.id,

@@ -240,7 +240,7 @@ class Group:
         for offset in left:
             heapq.heappush(self._ready[self.window[offset].rank], offset)
         if picked or held:
-            op = Leased(by, until, compress(picked) or (), compress(held) or ())
+            op = Leased(by, until, compress(picked) or (), compress(held) if held else ())
             self._expect(until, (*op.offsets, *op.held))
             self.ops.append(op)
         if taken.dropped:

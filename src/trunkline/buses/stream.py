@@ -260,6 +260,8 @@ class LocalSubscription:
 
     def resize(self, max_inflight: int) -> None:
         """From now on hold at most so many deliveries that are not settled."""
+        if max_inflight == self._room:
+            return
         was_full = self.room() <= 0
         self._room = self._ahead.most = max_inflight
         if was_full and self.room() > 0:

@@ -16,6 +16,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from trunkline.errors import InvalidName, InvalidOption
 from trunkline.options import PARTITIONS_MAX
@@ -59,6 +60,7 @@ def parse_segment(name: str, in_dlq: bool) -> tuple[str, int, bool] | None:
     return (match["stem"], 1, bool(match["zst"])) if match else None
 
 
+@lru_cache(maxsize=1024)  # of what changes, most is the same over and over
 def parse_stem(stem: str, in_dlq: bool) -> tuple[str, int] | None:
     """``(topic, partition)`` of a partition's files; None if they are not ours."""
     name, _, partition = stem.removesuffix(".dlq").partition("~") if in_dlq else stem.partition("~")
@@ -94,6 +96,7 @@ def group_stem(topic: str, partition: int, group: str) -> str:
     return f"offsets/{stem}"
 
 
+@lru_cache(maxsize=1024)
 def parse_group_stem(stem: str) -> tuple[str, int, str] | None:
     """``(topic, partition, group)``, or None where the name was cut."""
     left, mark, group = stem.rpartition("__")

@@ -34,6 +34,7 @@ Corrs = Annotated[list[Corr], Meta(min_length=1, max_length=FRAMES_MAX)]
 
 SUBPROTOCOL: Final = "trunkline.v1"  # who asks for it reads arrays
 CLOUDEVENTS: Final = "cloudevents.json"  # who asks for it sends and gets structured CloudEvents
+CLIENT: Final = "Trunkline-Client"  # the header that names a client, on each of its connections
 SUBPROTOCOLS: Final = (SUBPROTOCOL, CLOUDEVENTS)
 
 
@@ -583,8 +584,7 @@ def failure_of(error: TrunklineError, corr: Corr | None = None, **fields: Any) -
 def error_of(failure: Failure) -> TrunklineError:
     """The error that the other side had."""
     kind = next((kind for kind, code, _ in CODES if code == failure.code), None)
-    if kind is None:
-        kind = _OTHERS.get(failure.code, ProtocolError)
+    kind = kind or _OTHERS.get(failure.code, ProtocolError)
     fields = {"path": failure.path} if failure.path is not None else {}
     if failure.retry_s is not None:
         fields["retry_s"] = failure.retry_s  # type: ignore[assignment]

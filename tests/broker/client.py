@@ -79,8 +79,12 @@ class Peer:
 
 
 @asynccontextmanager
-async def peer(url: str, token: str | None = None, **options: Any) -> AsyncIterator[Peer]:
-    headers = {"Authorization": f"Bearer {token}"} if token else None
+async def peer(
+    url: str, token: str | None = None, client: str | None = None, **options: Any
+) -> AsyncIterator[Peer]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if client is not None:
+        headers["Trunkline-Client"] = client
     async with websockets.connect(
         url, additional_headers=headers, compression=None, proxy=None, **options
     ) as socket:

@@ -206,6 +206,37 @@ class TestPublishing:
         kept = [record.event.payload for record in await broker.hub.bus.read("t")]
         assert kept == list(range(6))
 
+    @pytest.mark.parametrize("is_lost", [False, True])
+    async def test_a_new_connection_of_a_client_takes_the_place_of_the_one_before(
+        self, broker: Broker, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+    ) -> None:
+        """What the first has still to publish is said again on the second."""
+        publish, synced = broker.hub.bus.publish_many, asyncio.Event()
+
+        async def slow(topic: str, events: Any) -> Any:
+            await synced.wait()
+            return await publish(topic, events)
+
+        monkeypatch.setattr(broker.hub.bus, "publish_many", slow)
+        whole = {"topic": "t", "ts": "2026-05-04T12:00:00Z", "payload": 1}
+        begun, waits = ({**whole, "event_id": name} for name in "ab")
+        async with peer(broker.url, client="c") as one:
+            await one.say("PUBLISH", event=begun, again=True)
+            await one.say("PUBLISH", event=waits)
+            assert (await one.ask("PING"))["type"] == "PONG"
+            if is_lost:
+                one.socket.transport.abort()
+                await until(lambda: not broker.hub.sessions)
+            async with peer(broker.url, client="c") as two, peer(broker.url, client="d"):
+                await asyncio.wait_for(one.socket.wait_closed(), 10)
+                for event in (begun, waits):
+                    await two.say("PUBLISH", event=event, again=True)
+                assert (await two.ask("PING"))["type"] == "PONG"
+                synced.set()
+                assert [(await two.hear("PUBLISHED"))["offset"] for _ in "ab"] == [1, 2]
+        assert await broker.hub.bus.bounds("t") == (1, 3)
+        await until(lambda: not broker.hub.clients)
+
     async def test_a_message_may_be_an_array_of_frames(self, one: Peer) -> None:
         frames = [{"type": "PUBLISH", "topic": "t", "payload": n, "corr": n} for n in range(3)]
         await one.socket.send(json.dumps([*frames, {"type": "NO", "corr": 9}]))

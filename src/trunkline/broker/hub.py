@@ -49,6 +49,8 @@ class Connection(Protocol):
 
     def review(self) -> None: ...
 
+    def succeed(self) -> None: ...
+
     def leave(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -68,6 +70,7 @@ class Hub:
         self.configs = Configs(bus)
         self.sticky = Assignments()
         self.sessions: set[Connection] = set()
+        self.clients: dict[str, Connection] = {}  # the last connection of those that have a name
         self.is_open = False
         self.since = self.clock.now()
         self._buckets: dict[str, Bucket] = {}

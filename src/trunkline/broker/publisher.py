@@ -84,6 +84,12 @@ class Publisher:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[tuple[str, bool], tuple[list[Event], list[Corr | None]]] = {}
         self._turn = Turn()
+        self._is_over = False
+
+    def drop(self) -> None:
+        """Publish nothing that is not on its way yet."""
+        self._is_over = True
+        self._waiting.clear()
 
     def take(self, frame: Publish) -> None:
         events, corrs = frame.events, frame.corrs
@@ -147,6 +153,8 @@ class Publisher:
         self, topic: str, events: list[Event], corrs: list[Corr | None], again: bool
     ) -> bool:
         """Whether they are answered: not if one of several is bad, and none was kept."""
+        if self._is_over:
+            return True
         try:
             receipts = await self._hub.publish(self._session.who, topic, events, again=again)
         except TrunklineError as error:
@@ -194,11 +202,11 @@ class Publisher:
         if not again:
             turn.give()
         try:
-            receipts = await self._hub.publish(self._session.who, topic, events, again=again)
+            if not self._is_over:
+                receipts = await self._hub.publish(self._session.who, topic, events, again=again)
+                self._session.tell(published(receipts, frame.corr))
         except TrunklineError as error:
             self._session.fail(error, frame.corr, topic=topic)
-        else:
-            self._session.tell(published(receipts, frame.corr))
         if again:
             turn.give()
         self._end(len(events))

@@ -94,6 +94,7 @@ class Session:
         batch: bool = False,
         cloudevents: bool = False,
         ops: dict[str, Op] | None = None,
+        client: str | None = None,
     ) -> None:
         self.hub = hub
         self.who = who or access.NOBODY
@@ -120,6 +121,11 @@ class Session:
         self._may: set[tuple[str, str]] = set()
         self._rights = hub.rights.version
         self._limbo: asyncio.TimerHandle | None = None
+        self._client = client
+        if client is not None:
+            if (before := hub.clients.get(client)) is not None:
+                before.succeed()
+            hub.clients[client] = self
         hub.sessions.add(self)
         hub.counts.connected += 1
         if not self.is_known:
@@ -225,6 +231,8 @@ class Session:
     def let_go_on(self) -> None:
         if not self._publisher.underway:
             self._taken_bytes = 0
+            if self._closed:
+                self._forget_client()
         if (
             self._paused
             and self._has_room(self.hub.options.publish_inflight // 2)
@@ -501,6 +509,20 @@ class Session:
         self._wire.close(code, reason, abort=abort)
         self.hub.spawn(self.close())
 
+    def succeed(self) -> None:
+        """Its client has a new connection, on which it says all of this again: what came on this
+        one and is not on its way to the log would be there twice.
+        """
+        self._publisher.drop()
+        self.leave(abort=True)
+
+    def _forget_client(self) -> None:
+        """As soon as there is nothing left that a new connection of it could say again."""
+        if self._client is not None and not self._publisher.underway:
+            if self.hub.clients.get(self._client) is self:
+                del self.hub.clients[self._client]
+            self._client = None
+
     async def close(self) -> None:
         """The connection is gone: give back what it held."""
         if self._closed:
@@ -509,6 +531,7 @@ class Session:
         if self._limbo is not None:
             self._limbo.cancel()
         self.hub.sessions.discard(self)
+        self._forget_client()
         self.writable.set()
         subscribers, self._subscribers = list(self._subscribers.values()), {}
         await asyncio.gather(*(subscriber.close() for subscriber in subscribers))

@@ -30,7 +30,7 @@ from trunkline.access import Principal
 from trunkline.broker.hub import GOODBYE_S, Hub
 from trunkline.broker.options import is_loopback
 from trunkline.broker.session import Op, Session
-from trunkline.frames import CLOUDEVENTS, SUBPROTOCOL, SUBPROTOCOLS
+from trunkline.frames import CLIENT, CLOUDEVENTS, SUBPROTOCOL, SUBPROTOCOLS
 
 logger = logging.getLogger(__name__)
 
@@ -99,13 +99,19 @@ class Listener(WSListener):
     """One connection, from the handshake to its end."""
 
     def __init__(
-        self, hub: Hub, who: Principal | None, subprotocol: str | None, ops: dict[str, Op]
+        self,
+        hub: Hub,
+        who: Principal | None,
+        subprotocol: str | None,
+        ops: dict[str, Op],
+        client: str | None,
     ) -> None:
         self._hub = hub
         self._who = who
         self._batch = subprotocol == SUBPROTOCOL
         self._cloudevents = subprotocol == CLOUDEVENTS
         self._ops = ops
+        self._client = client
         self._parts: bytearray | None = None  # of a message that has not ended yet
         self.is_seen_off = False
         self._transport: WSTransport
@@ -123,6 +129,7 @@ class Listener(WSListener):
             batch=self._batch,
             cloudevents=self._cloudevents,
             ops=self._ops,
+            client=self._client,
         )
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
@@ -226,7 +233,7 @@ def _answering(
         wanted = [name.strip() for name in asked.split(",")]
         chosen = next((name for name in SUBPROTOCOLS if name in wanted), None)
         extra = {"Sec-WebSocket-Protocol": chosen} if chosen else None
-        listener = Listener(hub, who, chosen, ops)
+        listener = Listener(hub, who, chosen, ops, request.headers.get(CLIENT))
         return WSUpgradeResponseWithListener(
             WSUpgradeResponse.create_101_response(extra_headers=extra), listener
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 import ssl
 from collections.abc import Callable
 from errno import ECONNREFUSED
@@ -37,6 +38,7 @@ from trunkline.errors import (
     TrunklineError,
 )
 from trunkline.frames import (
+    CLIENT,
     SUBPROTOCOL,
     Ack,
     Bad,
@@ -120,6 +122,7 @@ class Link:
         self._token = token
         self._tls = tls
         self._draw = draw
+        self._name = secrets.token_hex(16)
         self._asks: dict[int, _Ask] = {}
         self._corr = 0
         self._out: list[bytes] = []
@@ -358,7 +361,7 @@ class Link:
 
     async def _connect(self) -> None:
         self._lost.clear()
-        headers = [("Sec-WebSocket-Protocol", SUBPROTOCOL)]
+        headers = [("Sec-WebSocket-Protocol", SUBPROTOCOL), (CLIENT, self._name)]
         if self._token is not None:
             headers.append(("Authorization", f"Bearer {self._token}"))
         secure = self.url.startswith("wss:")

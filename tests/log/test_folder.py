@@ -286,6 +286,58 @@ def test_a_group_that_cannot_be_read_hides_none_of_the_others(
         folder.group(KEY)
 
 
+def lose(root: str, keep: int) -> None:
+    """What a power cut may do to a log that is not synced."""
+    path = Path(root, "wal", f"{TOPIC}.00000001.jsonl")
+    os.truncate(path, len(b"".join(path.read_bytes().splitlines(keepends=True)[:keep])))
+
+
+@pytest.mark.parametrize("begins", ["after", "during"])
+def test_a_group_of_a_topic_made_anew_notices_records_that_are_lost_there(
+    opener: Opener, root: str, begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, unsafe, remove = opener(), TopicOptions(durability="os"), Folder.remove_group
+    member.define(TOPIC, unsafe)
+    publish(member, range(1, 4))
+    lose(root, 2)
+    member = opener()
+    publish(member, ["epoch 2"])
+    member.step(KEY, lambda group: group.define(GroupOptions(), 0))
+
+    def beside(other: Folder, key: GroupKey) -> None:
+        remove(other, key)
+        if begins == "during":
+            member.step(KEY, lambda group: group.floor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "remove_group", beside)
+        opener().remove_topic(TOPIC)
+    member.define(TOPIC, unsafe)
+    publish(member, range(1, 5))
+    member.step(KEY, Group.begin_anew)
+    member.step(KEY, lambda group: group.settle([1, 2, 3, 4]))
+    assert member.head(TOPIC, 0).epoch == 1
+    member.abandon()
+    lose(root, 2)
+
+    publish(opener(), ["new", "new"])
+    assert opener().step(KEY, lambda group: group.floor) == 2
+
+
+def test_a_look_at_a_group_whose_log_lost_records_makes_none(opener: Opener, root: str) -> None:
+    member, policy = opener(), GroupOptions(max_retries=7)
+    member.define(TOPIC, TopicOptions(durability="os"))
+    publish(member, range(1, 4))
+    member.step(KEY, lambda group: group.floor)
+    lose(root, 2)
+    publish(opener(), ["epoch 2"])
+
+    opener().step(KEY, lambda group: group.floor)
+    assert opener().groups() == []
+    opener().step(KEY, lambda group: group.define(policy, 0))
+    assert opener().step(KEY, lambda group: group.options) == policy
+
+
 def is_of_log(paths: list[str]) -> bool:
     return any(os.path.dirname(path).endswith("wal") for path in paths)
 
@@ -359,8 +411,8 @@ def test_a_topic_is_removed_also_if_somebody_else_removes(
             member.remove_topic(TOPIC)
         return topics()
 
-    def after() -> list[GroupKey]:
-        found = groups()
+    def after(**more: bool) -> list[GroupKey]:
+        found = groups(**more)
         if member.has_group(KEY):
             member.remove_group(KEY)
         return found

@@ -229,7 +229,7 @@ class Folder:
             writer.end()
 
     def _remove_groups(self, topic: str, partition: int) -> None:
-        for key in self.groups():
+        for key in self.groups(looked_at=True):
             if (key.topic, key.partition) == (topic, partition):
                 with contextlib.suppress(NotFound):  # somebody else removed it
                     self.remove_group(key)
@@ -439,7 +439,7 @@ class Folder:
     def has_group(self, key: GroupKey) -> bool:
         return self._group(key).exists()
 
-    def groups(self) -> list[GroupKey]:
+    def groups(self, *, looked_at: bool = False) -> list[GroupKey]:
         found: set[GroupKey] = set()
         place = os.path.join(self.path, "offsets")
         names = set(self.names("offsets"))
@@ -448,7 +448,8 @@ class Folder:
             if kind not in ("journal", "json") or (kind == "json" and f"{stem}.journal" in names):
                 continue  # a snapshot speaks for a group only where its journal is gone
             with contextlib.suppress(FileNotFoundError):  # removed since it was listed
-                if (whose := group_of(os.path.join(place, name))) is not None:
+                whose = group_of(os.path.join(place, name), looked_at=looked_at)
+                if whose is not None:
                     found.add(GroupKey(*whose))
         return sorted(found)
 

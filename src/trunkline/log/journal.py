@@ -32,7 +32,7 @@ from trunkline.errors import (
 )
 from trunkline.group import Group, Saved, load
 from trunkline.log import atomic, layout
-from trunkline.log.head import FORMAT, Head
+from trunkline.log.head import FORMAT, Head, decode
 from trunkline.log.line import Damaged, close_line, is_intact, parse_object
 from trunkline.ops import Anchored, AnyOp, Created, Edited, Paused, Redriven, Sought
 
@@ -76,6 +76,7 @@ class GroupFile:
         self._clock = clock
         self.timeout_s = timeout_s
         self._stem = os.path.join(root, layout.group_stem(*key))
+        self._head = os.path.join(root, layout.log_stem(*key[:2]) + ".head")
         self._lock_fd = -1
         self._fd = -1
         self._inode = 0  # of the journal that is held open, so that no other file can have it
@@ -190,8 +191,10 @@ class GroupFile:
             if self.epoch and self.group.last_settled >= reused:
                 self.group.apply(Sought(min(self.group.floor, reused - 1)))
             self.epoch = epoch
-            if not self._read_only:
+            if self.group.created and not self._read_only:
                 self._begin_next()
+            elif not self._read_only:
+                self._begin_journal(1, 0)  # a snapshot would make it a group
 
     def sync(self) -> None:
         """Make durable what was noted. After a failure this journal is not synced again: the next
@@ -294,6 +297,7 @@ class GroupFile:
         """The group was removed."""
         if self.group.created:
             self.group.was = self.group.options
+        self.epoch = 0  # its log may be another one by now
         self._forget()
 
     def _forget(self) -> None:
@@ -485,6 +489,7 @@ class GroupFile:
         if self._read_only:
             self._swap(-1)
             return
+        self.epoch = self.epoch or self._log_epoch()
         header: dict[str, Any] = {"format": FORMAT, "generation": generation, "after": after}
         header |= {"topic": self.topic, "partition": self.partition, "group": self.name}
         header |= {"epoch": self.epoch, "anchor": anchor}
@@ -493,6 +498,14 @@ class GroupFile:
         atomic.replace_file(path, line)
         self._swap(atomic.open_file(path, os.O_RDWR | os.O_APPEND))
         self._position, self._generation, self._poisoned = len(line), generation, 0
+
+    def _log_epoch(self) -> int:
+        """The epoch of the log as it is now; the first, if it has yet to begin."""
+        try:
+            head = decode(atomic.read_file(self._head), self._head)
+        except FileNotFoundError:
+            head = None
+        return 1 if head is None else head.epoch
 
     def _write_snapshot(self) -> None:
         state: dict[str, Any] = self.group.dump()
@@ -536,9 +549,9 @@ def _mark(line: bytes) -> int:
     return int(parse_object(line)["synced"])
 
 
-def group_of(path: str) -> tuple[str, int, str] | None:
-    """The topic, partition and group that a journal or a snapshot belongs to; None where a mere
-    look left one behind, or it is damaged beyond telling.
+def group_of(path: str, *, looked_at: bool = False) -> tuple[str, int, str] | None:
+    """The topic, partition and group that a journal or a snapshot belongs to; None where it is
+    damaged beyond telling, or a mere look left it behind and ``looked_at`` does not ask for those.
     """
     stem = path.rpartition(".")[0]
     try:
@@ -556,4 +569,4 @@ def group_of(path: str) -> tuple[str, int, str] | None:
             name = header["topic"], header["partition"], header["group"]
         except (msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError):
             return None
-    return name if made else None
+    return name if made or looked_at else None

@@ -26,13 +26,13 @@ from trunkline.errors import (
 )
 from trunkline.event import encode_event
 from trunkline.group import Group
-from trunkline.log import atomic
+from trunkline.log import atomic, upkeep
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.log.journal import GroupFile
 from trunkline.options import GroupOptions, Limits, StoreOptions, TopicOptions
 
 from .conftest import Opener
-from .events import TOPIC, event, payloads, publish, put
+from .events import TOPIC, at, event, payloads, publish, put
 
 KEY = GroupKey(TOPIC, 0, "g")
 
@@ -447,6 +447,28 @@ def test_a_removal_that_is_cut_short_leaves_a_topic_that_goes_on(
     folder.remove_topic(TOPIC)
     assert other.topics() == {}
     assert other.groups() == []
+
+
+@pytest.mark.parametrize("gone", range(1, 4))
+def test_files_that_a_removal_left_behind_are_no_damage(
+    folder: Folder, root: str, monkeypatch: pytest.MonkeyPatch, gone: int
+) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=1))
+    for number in range(1, 4):
+        publish(folder, [number])
+
+    def die(_: list[str]) -> None:
+        os.remove(os.path.join(root, "wal", f"{TOPIC}.{gone:08}.jsonl"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic, "remove_files", die)
+    with pytest.raises(KeyboardInterrupt):
+        folder.remove_topic(TOPIC)
+    for end in (4, 5):
+        assert not [found for found in upkeep.verify(folder, TOPIC, 0) if found.severe]
+        assert folder.seek(TOPIC, 0, at(0)) == 4
+        assert folder.bounds(TOPIC, 0) == (4, end)
+        publish(folder, ["next"])
 
 
 def test_groups_are_listed_while_one_is_removed(

@@ -189,7 +189,7 @@ def _partition(
             if expected is not None and first is not None and first > expected:
                 yield _lost(name, expected, first)
             seal = None if segment.bad or segment.number == head.segment else segment.seal
-            expected = None if seal is None else seal.last + 1
+            expected = None if seal is None else max(seal.last + 1, head.start)
             if segment.bad:
                 yield Diagnosis(
                     "error",

@@ -192,7 +192,7 @@ class PartitionReader:
                 continue
             active = segment.number == head.segment
             first = segment.first
-            if following is not None and first is not None and first > following:
+            if following is not None and first is not None and first > max(following, head.start):
                 raise self._missing([segment], following)
             seal = None if active else segment.seal
             following = seal.last + 1 if seal else following

@@ -379,7 +379,8 @@ class HandlerContract(BusFixtures):
         await bus.drain(30)
         assert seen == [1, 2]
 
-    async def test_drain_says_when_it_took_too_long(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_drain_says_when_it_took_too_long(self, bus: AppBus) -> None:
+        """Also where nobody moves the clock, as in a test that waits for a retry."""
         go = asyncio.Event()
 
         @bus.on("orders", group="billing")
@@ -387,10 +388,8 @@ class HandlerContract(BusFixtures):
             await go.wait()
 
         await bus.publish("orders", 1)
-        draining = asyncio.ensure_future(bus.drain(2 * self.unit_s))
-        while not draining.done():
-            await clock.run(self.unit_s)
-        assert await draining is False
+        async with asyncio.timeout(10):
+            assert await bus.drain(0.05) is False
         go.set()
         assert await bus.drain(30) is True
 

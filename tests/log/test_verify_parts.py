@@ -9,6 +9,8 @@ import pytest
 
 from trunkline.log import upkeep
 from trunkline.log.folder import Folder
+from trunkline.log.reader import PartitionReader
+from trunkline.log.segment import Segment
 from trunkline.options import TopicOptions
 
 from .conftest import Opener
@@ -55,3 +57,20 @@ def test_only_the_damaged_file_is_named(folder: Folder, root: str, opener: Opene
     path.write_bytes(path.read_bytes()[:-30])
     found = {finding.path for finding in upkeep.verify(opener(), TOPIC, 0)}
     assert found == {"wal/t.00000003.jsonl.zst"}
+
+
+def test_a_log_that_goes_on_while_its_files_are_listed_is_not_damaged(
+    folder: Folder, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=2))
+    publish(folder, [1])
+    verifier, files = opener(), PartitionReader.files
+    more = [2, 3, 4]
+
+    def listed(reader: PartitionReader) -> list[Segment]:
+        while more:
+            publish(folder, [more.pop(0)])
+        return files(reader)
+
+    monkeypatch.setattr(PartitionReader, "files", listed)
+    assert list(upkeep.verify(verifier, TOPIC, 0)) == []

@@ -402,8 +402,9 @@ def verify(
     """
     reader = folder.fresh_reader(topic, partition)
     try:
-        head = reader.head()
-        segments = reader.files()
+        head, segments = reader.head(), reader.files()
+        while (now := reader.head()).segment != head.segment:  # it went on while they were listed
+            head, segments = now, reader.files()
         expected: int | None = head.start
         for done, segment in enumerate(segments):
             name = os.path.relpath(segment.path, folder.path)

@@ -29,7 +29,7 @@ from trunkline.group import Group
 from trunkline.log import atomic, upkeep
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.log.journal import GroupFile
-from trunkline.options import GroupOptions, Limits, StoreOptions, TopicOptions
+from trunkline.options import Durability, GroupOptions, Limits, StoreOptions, TopicOptions
 
 from .conftest import Opener
 from .events import TOPIC, at, event, payloads, publish, put
@@ -447,6 +447,24 @@ def test_a_removal_that_is_cut_short_leaves_a_topic_that_goes_on(
     folder.remove_topic(TOPIC)
     assert other.topics() == {}
     assert other.groups() == []
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_nothing_is_acknowledged_into_a_file_that_was_deleted(
+    folder: Folder, opener: Opener, root: str, durability: Durability
+) -> None:
+    folder.define(TOPIC, TopicOptions(durability=durability))
+    publish(folder, [1, 2, 3])
+    os.remove(os.path.join(root, "wal", f"{TOPIC}.00000001.jsonl"))
+    if durability == "fsync":
+        with pytest.raises(Corrupt, match="segment 1 is gone"):
+            publish(folder, ["not written"])
+    for number in range(4, 8):
+        publish(folder, [number])
+    first = 4 if durability == "fsync" else 1  # what was never synced may go, and is numbered anew
+    found = opener().read(TOPIC, 0, first, 9)
+    assert [record.event.payload for record in found] == [4, 5, 6, 7]
+    assert folder.head(TOPIC, 0).epoch == (1 if durability == "fsync" else 2)
 
 
 @pytest.mark.parametrize("gone", range(1, 4))

@@ -51,6 +51,7 @@ def survey(segments: Sequence[Segment], head: Head | None) -> Survey:
             gone = _gone(segments, head)
             if gone is not None:
                 return Survey(head, [], [], gone)
+            lost = head.end > 0 and all(s.number != head.segment for s in segments)
         elif here.seal is not None:
             finished = True  # the head is late: since then it was sealed, and perhaps rewritten
         elif here.size() < head.durable:

@@ -309,11 +309,13 @@ class PartitionWriter:
         self._number = head.segment
 
     def _fits(self, head: Head) -> bool:
-        """Whether the last segment is just as long as the head says; and, when this process begins
-        to write, whether it still holds what was not synced when the last one ended.
+        """Whether the last segment is just as long as the head says, and still has its name; and,
+        when this process begins to write, whether it holds what was not synced when the last one
+        ended.
         """
         if self._number == head.segment:
-            return os.fstat(self._fd).st_size == head.end
+            held = os.fstat(self._fd)
+            return held.st_size == head.end and held.st_nlink > 0
         self._close_segment()
         try:
             if os.stat(self._path(head.segment)).st_size != head.end:

@@ -160,6 +160,19 @@ async def test_a_letter_that_is_not_open_is_not_passed_over(office: Office) -> N
     assert await office.letters() == [(1, 2, 0)]
 
 
+async def test_what_others_closed_meanwhile_is_left_alone(office: Office) -> None:
+    await office.write(*(letter_of(record(n)) for n in (1, 2, 3)))
+    slow, other = office.desk.redrive(), Desk(office.store, "orders", office.clock)
+    assert (await anext(slow)).refused == ""
+    dropping = office.desk.drop()
+    assert (await anext(dropping)).offset == 2
+    assert [one.offset async for one in other.drop()] == [3]
+
+    assert [one.refused async for one in slow] == ["redriven or dropped meanwhile"] * 2
+    assert [one async for one in dropping] == []
+    assert await office.store.update(KEY, lambda group: group.again) == {1}
+
+
 async def test_what_cannot_be_given_back_is_refused_and_stays(office: Office) -> None:
     await office.write(letter_of(record(2)), letter_of(record(4), group="gone"))
     await office.store.trim("orders", 0, 4)

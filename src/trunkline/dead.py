@@ -227,6 +227,8 @@ class Desk:
             key = GroupKey(letter.topic, letter.partition, letter.group)
             refused = f"the group {letter.group} is gone" if key not in groups else ""
             refused = refused or await self._missing(letter)
+            if await self._is_closed(letter):
+                refused = "redriven or dropped meanwhile"
             if not (refused or dry_run):
                 refused = await self._give_back(letter, key)
             yield Redrive(letter, refused)
@@ -244,6 +246,8 @@ class Desk:
         """Close letters without giving their records back."""
         check_choice(offsets)
         async for letter in self._chosen(group, offsets, to_filter(where)):
+            if await self._is_closed(letter):
+                continue
             if not dry_run:
                 await self._close(letter)
             yield letter
@@ -291,6 +295,10 @@ class Desk:
         await self._close(letter)
         self._store.bell.ring(letter.topic)
         return ""
+
+    async def _is_closed(self, letter: Letter) -> bool:
+        """By somebody else since it was found: with a rate that may be long ago."""
+        return await self._store.update(self._key, lambda desk: desk.is_settled(letter.offset))
 
     async def _close(self, letter: Letter) -> None:
         mine = [letter.offset, *self._copies.get(letter.offset, ())]

@@ -245,6 +245,13 @@ async def test_what_is_no_list_is_no_batch(bus: LocalBus, batch: Any) -> None:
     assert await bus.read("orders") == []
 
 
+@pytest.mark.parametrize("fields", [{"id": "mine"}, {"ts": 0}, {"ts": None}], ids=str)
+async def test_a_batch_ignores_no_field(bus: LocalBus, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidEvent):
+        await bus.publish_many("orders", [1, 2], **fields)
+    assert await bus.topics() == {}
+
+
 async def test_reading_begins_with_the_first_there_is(bus: LocalBus) -> None:
     await bus.publish_many("orders", [1, 2, 3, 4])
     await bus.store.trim("orders", 0, 3)

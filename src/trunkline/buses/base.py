@@ -195,7 +195,10 @@ class BusBase(ABC):
             check_events(topic, payloads, self._limits)
             return list(payloads)
         extra = self._fields(fields)
-        now = extra.pop("ts", None) or self.clock.now()
+        if "id" in extra:
+            hint = "publish whole events to choose their ids"
+            raise InvalidEvent("each event of a batch has its own id", field="id", hint=hint)
+        now = extra.pop("ts") if "ts" in extra else self.clock.now()
         new = partial(Event, **extra) if extra else Event  # no names to unpack for each of them
         events = [
             new(id=id_, topic=topic, payload=payload, ts=now)

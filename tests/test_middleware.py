@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -24,7 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from trunkline.bus import Delivery
 from trunkline.buses.local import LocalBus
-from trunkline.errors import Denied, InvalidEvent, InvalidOption, Reject, Retry, StorageFull
+from trunkline.errors import Denied, InvalidEvent, InvalidOption, Reject, StorageFull
 from trunkline.event import Event, Receipt
 from trunkline.middleware import compose
 from trunkline.middleware.dedup import Dedup
@@ -383,22 +384,29 @@ async def test_only_as_much_is_remembered_as_allowed() -> None:
         Dedup(size=0)
 
 
-async def test_a_copy_waits_for_the_one_that_is_being_handled() -> None:
-    dedup = Dedup()
-    calls: list[int] = []
-    async with make_bus(dedup) as bus:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_copy_waits_for_the_one_that_is_being_handled(fails: bool) -> None:
+    """However long that takes it loses no try by it."""
+    calls: list[tuple[int, int]] = []
+    go = asyncio.Event()
+    once = GroupOptions(max_retries=0)
+    async with make_bus(Dedup()) as bus:
 
-        @bus.on("orders", group="billing", workers=2, policy=GroupOptions(backoff_base_s=0.0))
+        @bus.on("orders", group="billing", workers=2, policy=once)
         async def bill(event: Event, delivery: Delivery) -> None:
-            calls.append(delivery.offset)
-            if delivery.offset == 1:
-                with pytest.raises(Retry):
-                    await dedup.handle(delivery, lambda again: bill(again.event, again))
+            calls.append((delivery.offset, delivery.attempt))
+            await go.wait()
+            if fails and delivery.offset == 1:
+                raise ValueError
 
         await bus.publish("orders", 1, idem_key="a")
         await bus.publish("orders", 1, idem_key="a")
-        await bus.drain()
-    assert calls == [1]
+        assert await bus.drain(0.1) is False
+        assert calls == [(1, 1)]
+        go.set()
+        assert await bus.drain(10)
+        dead = [letter.origin async for letter in bus.dead_letters("orders").letters()]
+    assert (calls, dead) == (([(1, 1), (2, 1)], [1]) if fails else ([(1, 1)], []))
 
 
 # -- guard -------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ idempotent. What is remembered was handled to its end, so a failure is tried aga
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import Any
 
 from trunkline.bus import Delivery, Outcome
-from trunkline.errors import InvalidOption, Retry
+from trunkline.errors import InvalidOption
 from trunkline.middleware import HandleNext
 
 Key = tuple[str, str, str]
@@ -25,21 +26,22 @@ class Dedup:
             raise InvalidOption("size is at least 1", name="size", value=size)
         self._size = size
         self._done: OrderedDict[Key, None] = OrderedDict()
-        self._busy: set[Key] = set()
+        self._busy: dict[Key, asyncio.Event] = {}
 
     async def handle(self, delivery: Delivery, call_next: HandleNext) -> Any:
         event = delivery.event
         key = (delivery.topic, delivery.group, event.idem_key or event.id)
+        while (busy := self._busy.get(key)) is not None:
+            await busy.wait()  # it may fail, and then this one is handled
         if key in self._done:
             self._done.move_to_end(key)
             return None
-        if key in self._busy:
-            raise Retry(reason="the same event is being handled")
-        self._busy.add(key)
+        ended = self._busy[key] = asyncio.Event()
         try:
             result = await call_next(delivery)
         finally:
-            self._busy.discard(key)
+            del self._busy[key]
+            ended.set()
         if delivery.outcome in (None, Outcome.ACK):
             self._done[key] = None
             if len(self._done) > self._size:

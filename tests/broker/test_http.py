@@ -746,9 +746,10 @@ class TestEvents:
         assert "payload" in await refused(400, "application/json", '{"a":1}')
         said = await refused(415, "text/csv", "1,2")
         assert "application/json, application/cloudevents+json or" in said
-        marks = {"last-event-id": "banana"}
-        done = await http.get("/topics/t/tail?limit=1&from=earliest", headers=marks)
-        assert (done.status_code, "Last-Event-ID" in done.text) == (400, True)
+        for mark in ("banana", "0:1,0:2"):
+            marks = {"last-event-id": mark}
+            done = await http.get("/topics/t/tail?limit=1&from=earliest", headers=marks)
+            assert (done.status_code, "Last-Event-ID" in done.text) == (400, True)
 
 
 class TestGroupsAndLetters:

@@ -15,7 +15,8 @@ def read_places(text: str) -> dict[int, str]:
     pairs = [part.partition(":") for part in text.split(",")]
     if not all(_OFFSET.fullmatch(number) and _OFFSET.fullmatch(at) for number, _, at in pairs):
         return {}
-    return {int(number): at for number, _, at in pairs}
+    places = {int(number): at for number, _, at in pairs}
+    return places if len(places) == len(pairs) else {}  # one of them twice says nothing
 
 
 def mark(places: dict[int, int]) -> str:

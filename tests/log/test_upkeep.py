@@ -182,6 +182,7 @@ def test_verify_misses_a_file_wherever_it_was(
     folder.define(TOPIC, TopicOptions(segment_records=2))
     publish(folder, range(1, 6))
     assert list(upkeep.verify(folder, TOPIC, 0)) == []
+    folder.close()
     for number in gone:
         os.unlink(f"{root}/wal/t.{number:08d}.jsonl")
 

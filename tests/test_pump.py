@@ -284,48 +284,6 @@ async def test_members_with_other_filters_do_not_take_each_others_records(bus: L
     assert got == [(0, 1), (2, 1), (4, 1), (6, 1), (8, 1)]
 
 
-async def test_what_nobody_with_room_wants_stays_free_for_other_members(
-    bus: LocalBus, clock: ManualClock
-) -> None:
-    async with (
-        bus.subscribe(
-            "orders", group="billing", max_inflight=1, where=lambda e: e.payload % 2 == 0
-        ) as even,
-        bus.subscribe("orders", group="billing", where=lambda e: e.payload % 2 == 1) as odd,
-    ):
-        await bus.publish_many("orders", [0, *range(2, 200, 2), 1])
-        assert (await soon(even)).event.payload == 0
-        assert (await soon(odd)).event.payload == 1
-        await clock.run()
-        assert await bus.store.update(KEY, lambda group: sorted(group.leases)) == [1, 101]
-
-
-async def test_who_has_room_is_found_behind_records_too_heavy_to_be_kept(
-    bus: LocalBus, store: Scripted, clock: ManualClock
-) -> None:
-    heavy = "x" * 500_000
-    async with (
-        bus.subscribe(
-            "orders", group="billing", max_inflight=1, where=lambda e: e.type == "a"
-        ) as a,
-        bus.subscribe(
-            "orders", group="billing", max_inflight=3, where=lambda e: e.type == "b"
-        ) as b,
-    ):
-        for _ in range(20):
-            await bus.publish("orders", heavy, type="a")
-        await bus.publish("orders", heavy, type="b")
-        first = await soon(a)
-        assert (await soon(b)).offset == 21
-        await clock.run()
-        updates = store.updates
-        await clock.run()
-        assert store.updates == updates
-        assert await store.update(KEY, lambda group: sorted(group.leases)) == [1, 21]
-        await first.ack()
-        assert ((again := await soon(a)).offset, again.attempt) == (2, 1)
-
-
 async def test_the_window_is_bounded_by_lookahead(bus: LocalBus, clock: ManualClock) -> None:
     policy = GroupOptions(lookahead=10)
     await bus.publish_many("orders", list(range(100)))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -41,7 +41,7 @@ from trunkline.ops import (
     Sought,
 )
 from trunkline.options import GroupOptions, TtlPolicy, check_policy, other_policy
-from trunkline.ranges import Ranges, compress, expand
+from trunkline.ranges import Ranges, compress
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -199,16 +199,9 @@ class Group:
     # -- what a member does --------------------------------------------------------------------
 
     def take(
-        self,
-        by: str,
-        *,
-        now: float,
-        wall: float,
-        limit: int,
-        ttl: TtlPolicy = "drop",
-        is_for: Callable[[int], bool] | None = None,
+        self, by: str, *, now: float, wall: float, limit: int, ttl: TtlPolicy = "drop"
     ) -> Taken:
-        """Lease up to ``limit`` records of the window to ``by``, of those that ``is_for`` names."""
+        """Lease up to ``limit`` records of the window to ``by``."""
         taken = Taken([], [], [], [])
         self._come_due(now, wall)
         if self.paused or (self.blocked and self._late):
@@ -216,7 +209,6 @@ class Group:
         until = now + self.options.ack_timeout_s
         picked: list[int] = []
         held: list[int] = []
-        left: list[int] = []
         while len(picked) < limit:
             offset = self._pick(now)
             if offset is None:
@@ -232,13 +224,9 @@ class Group:
             elif self.attempts.get(offset, 0) > self.options.max_retries:
                 held.append(offset)
                 taken.dead.append(self._lease(offset, by, until, counts=False))
-            elif is_for is not None and not is_for(offset):
-                left.append(offset)
             else:
                 picked.append(offset)
                 taken.leases.append(self._lease(offset, by, until, counts=True))
-        for offset in left:
-            heapq.heappush(self._ready[self.window[offset].rank], offset)
         if picked or held:
             op = Leased(by, until, compress(picked) or (), compress(held) if held else ())
             self._expect(until, (*op.offsets, *op.held))
@@ -263,8 +251,9 @@ class Group:
         return None if best is None else heapq.heappop(self._ready[best[1]])
 
     def _is_free(self, offset: int) -> bool:
-        is_held = offset in self.leases or offset in self.waiting or offset in self._passed
-        return offset in self.window and not is_held
+        if offset in self.leases or offset in self.waiting or offset in self._passed:
+            return False
+        return offset in self.window
 
     def _come_due(self, now: float, wall: float) -> None:
         late = bool(self._late) or bool(self._delayed and self._delayed[0][0] <= wall)
@@ -341,8 +330,10 @@ class Group:
         found: list[Lease] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             until, first, last = heapq.heappop(self._deadlines)
-            leases = map(self.leases.get, range(first, last + 1))
-            found += [lease for lease in leases if lease is not None and lease.until == until]
+            for offset in range(first, last + 1):
+                lease = self.leases.get(offset)
+                if lease is not None and lease.until == until:
+                    found.append(lease)
         return found
 
     def free(self, by: str) -> None:
@@ -412,9 +403,13 @@ class Group:
 
     def next_wakeup(self, now: float, wall: float) -> float | None:
         """How many seconds until something becomes due."""
-        times = [self._deadlines[0][0] - now] if self._deadlines else []
-        times += [self._due[0][0] - now] if self._due else []
-        times += [self._delayed[0][0] - wall] if self._delayed else []
+        times: list[float] = []
+        if self._deadlines:
+            times.append(self._deadlines[0][0] - now)
+        if self._due:
+            times.append(self._due[0][0] - now)
+        if self._delayed:
+            times.append(self._delayed[0][0] - wall)
         return max(0.0, min(times)) if times else None
 
     def available(self) -> int:
@@ -437,10 +432,11 @@ class Group:
         match op:
             case Leased():
                 for counts, spans in ((True, op.offsets), (False, op.held)):
-                    for offset in expand(spans):
-                        self._lease(offset, op.by, op.until, counts=counts)
-                        if self.window:
-                            self._come_first(offset)
+                    for first, last in spans:
+                        for offset in range(first, last + 1):
+                            self._lease(offset, op.by, op.until, counts=counts)
+                            if self.window:
+                                self._come_first(offset)
                 self._expect(op.until, (*op.offsets, *op.held))
             case Settled():
                 for first, last in op.offsets:
@@ -450,18 +446,21 @@ class Group:
                     self.leases.pop(offset, None)
                     self._wait(offset, at)
             case Returned():
-                for offset in expand(op.offsets):
-                    self.leases.pop(offset, None)
-                    left = self.attempts.pop(offset, 1) - 1
-                    if left:
-                        self.attempts[offset] = left
-                    self._wait(offset, 0.0)
+                for first, last in op.offsets:
+                    for offset in range(first, last + 1):
+                        self.leases.pop(offset, None)
+                        left = self.attempts.pop(offset, 1) - 1
+                        if left:
+                            self.attempts[offset] = left
+                        self._wait(offset, 0.0)
                 if self._moved:  # what is begun no more stands where its offset says
                     self._line_up()
             case Extended():
-                for offset in expand(op.offsets):
-                    if (lease := self.leases.get(offset)) is not None:
-                        self._lease(offset, lease.by, op.until, counts=False)
+                for first, last in op.offsets:
+                    for offset in range(first, last + 1):
+                        lease = self.leases.get(offset)
+                        if lease is not None:
+                            self._lease(offset, lease.by, op.until, counts=False)
                 self._expect(op.until, op.offsets)
             case Freed():
                 for lease in [x for x in self.leases.values() if x.by == op.by]:
@@ -479,9 +478,10 @@ class Group:
                 self.era += 1
                 self._reset(op.floor)
             case Redriven():
-                for offset in expand(op.offsets):
-                    self.again.add(offset)
-                    self.attempts.pop(offset, None)
+                for first, last in op.offsets:
+                    for offset in range(first, last + 1):
+                        self.again.add(offset)
+                        self.attempts.pop(offset, None)
             case Paused():
                 self.paused = op.on
             case Edited():

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Sequence, Sized
 from typing import NamedTuple, Protocol
 
@@ -20,12 +21,11 @@ from trunkline.bus import Delivery, Outcome
 from trunkline.clock import Clock, Handle
 from trunkline.dead import write_letter
 from trunkline.errors import Corrupt, LockTimeout, OutOfRange, StorageFull
-from trunkline.event import RANK, Record
+from trunkline.event import RANK, Event, Record
 from trunkline.group import Group, Item, Lease, Taken
 from trunkline.options import TtlPolicy
 from trunkline.stock import READ_RECORDS, Stock
 from trunkline.store import GroupKey, Store
-from trunkline.takers import Taker, Takers
 from trunkline.topics import dead_topic
 from trunkline.turns import Turns
 
@@ -39,8 +39,12 @@ _LOOK_S = 10.0  # the wall clock may be set meanwhile, and what it made far is t
 _CLOSE_S = 1.0
 
 
-class Outlet(Taker, Protocol):
+class Outlet(Protocol):
     """A subscriber, as a pump sees it."""
+
+    def room(self) -> int: ...
+
+    def accepts(self, event: Event) -> bool: ...
 
     def put(self, pump: Pump, record: Record, lease: Lease) -> None: ...
 
@@ -107,7 +111,7 @@ class Pump:
         self._draw = draw
         self._hooks = hooks
         self._by = store.member
-        self._outlets: Takers[Outlet] = Takers()
+        self._outlets: deque[Outlet] = deque()
         self._group: Group | None = None
         self._era = 0  # of the group, when something was last noted
         self._stock = Stock(store, key, others)
@@ -130,7 +134,8 @@ class Pump:
     # -- subscribers ---------------------------------------------------------------------------
 
     def attach(self, outlet: Outlet) -> None:
-        self._outlets.add(outlet)
+        if outlet not in self._outlets:
+            self._outlets.append(outlet)
         self.wake()
         if self._task is None or self._task.done():
             self._store.bell.listen(self._rung, self.key.topic, self.key)
@@ -140,7 +145,8 @@ class Pump:
 
     def release(self, outlet: Outlet) -> None:
         """Hand nothing more to a subscriber; what it has stays its own."""
-        if self._outlets.remove(outlet):
+        if outlet in self._outlets:
+            self._outlets.remove(outlet)
             self.wake()
 
     async def detach(self, outlet: Outlet, unread: list[Delivery], open_: list[Delivery]) -> None:
@@ -183,9 +189,8 @@ class Pump:
 
     def refill(self) -> None:
         """A subscriber has room again: see what there is for it, if anything was left."""
-        self._outlets.passed.clear()
         group = self._group
-        if group is None or self._more or self._is_damaged or group.available():
+        if group is None or self._said.back or self._more or self._is_damaged or group.available():
             self._wake.set()
 
     def _rung(self, topic: str | None) -> None:
@@ -200,7 +205,7 @@ class Pump:
         """Whether more is known than anybody here has room for; room that is made wakes. Asked with
         every record of everybody: what only a round can change was looked at after the last one.
         """
-        return self._has_plenty and self._outlets.room() <= 0
+        return self._has_plenty and self._room() <= 0
 
     def _count_stock(self) -> None:
         available = self._group.available() if self._group is not None else 0
@@ -275,7 +280,7 @@ class Pump:
         """Tell the subscribers, and keep none: who comes later has a new try."""
         with contextlib.suppress(Exception):
             await self._update(take=False)
-        outlets, self._outlets = self._outlets, Takers()
+        outlets, self._outlets = self._outlets, deque()
         for outlet in outlets:
             outlet.fail(error)
 
@@ -309,16 +314,15 @@ class Pump:
             self._group = await self._store.update(self.key, lambda group: group)
             self._era = self._group.era
         told, self._told = self._told, False
-        if told:
-            self._outlets.passed.clear()
         looked = await self._look_ahead(told)
         group = self._group
-        found = bool(self._ahead or self._gone or group.again or group.blocked or self._said.back)
-        found = found or (self._available() > 0 and self._outlets.room() > 0)
+        found = bool(self._ahead or self._gone or group.again or group.blocked)
+        found = found or (bool(group.available() or self._said.back) and self._room() > 0)
         if not (told or found):
             # What the group's files hold is known; what the log holds, if it was looked at.
             self._more = not looked and await self._is_behind()
             return False
+        passed_over = len(self._said.back)
         taken = await self._update(take=True)
         silent = "no try is left: who had it last ended without a word"
         dead = [_Dead(lease, "retries", silent) for lease in taken.dead]
@@ -336,23 +340,24 @@ class Pump:
             raise
         if self._buried:
             await self._bury()
-        strays = False
+        needs = len(self._said.back) > passed_over
         if self._more or not looked:  # what was noted may have made room in the window
             strays = bool(self._group.strays())
+            needs = needs or strays
             self._more = strays or await self._is_behind()
-        if self._told or self._said.back or (self._more and not self._has_enough()):
+        if self._told or (self._more and not self._has_enough()):
             return True
-        return strays and self._outlets.room() > 0
+        return needs and self._room() > 0
 
     async def _is_behind(self) -> bool:
         assert self._group is not None
         _, end = await self._store.bounds(self.key.topic, self.key.partition)
         return self._group.read_to < end
 
-    def _available(self) -> int:
-        """About how many records of the window somebody here could have now."""
-        assert self._group is not None
-        return self._group.available() - len(self._outlets.passed)
+    def _room(self) -> int:
+        if len(self._outlets) == 1:  # most often
+            return self._outlets[0].room()
+        return sum([outlet.room() for outlet in self._outlets])
 
     async def _look_ahead(self, told: bool) -> bool:
         """Read what the window may hold next, outside of the group's lock; False if there was no
@@ -360,7 +365,7 @@ class Pump:
         """
         group = self._group
         assert group is not None
-        room = self._outlets.room()
+        room = self._room()
         stock = self._stock
         stock.measure(room, group.window)
         if strays := group.strays():
@@ -403,13 +408,13 @@ class Pump:
         """
         group = self._group
         assert group is not None
-        wants, available = group.wants(), self._available()
+        wants, available = group.wants(), group.available()
         if group.paused or wants <= 0:
             return True
         filled = 4 * wants < group.options.lookahead or self._stock.is_ample
         if not filled and available < _SPARE_RECORDS:
             return False
-        room = self._outlets.room()
+        room = self._room()
         return available >= room if filled else room <= 0
 
     async def _update(self, *, take: bool) -> Taken:
@@ -425,7 +430,8 @@ class Pump:
             group.news = False
             said, self._said = self._said, _Said()
             settled, buried = self._note(group, said)
-            return self._take(group) if take else Taken([], [], [], [])
+            # What was passed over comes first again, and must not stand in the way.
+            return self._take(group, len(said.back)) if take else Taken([], [], [], [])
 
         try:
             taken = await self._store.update(self.key, step)
@@ -445,7 +451,6 @@ class Pump:
         if group.era != self._era:  # it was sought, or removed: perhaps offsets are other records
             self._era, self._more, self._ahead = group.era, True, None
             self._stock.records.clear()
-            self._outlets.passed.clear()
             self._buried.clear()
             self._gone.clear()
         now = self._clock.monotonic()
@@ -479,7 +484,7 @@ class Pump:
             delay_s = backoff_s(group.options, lease.attempt, self._draw())
         return group.fail(lease, now=now, delay_s=delay_s)
 
-    def _take(self, group: Group) -> Taken:
+    def _take(self, group: Group, passed_over: int) -> Taken:
         if group is not self._group:  # read anew from its files: what the window held is not there
             self._group, self._more = group, True
         now, wall = self._clock.monotonic(), self._clock.now().timestamp()
@@ -506,8 +511,9 @@ class Pump:
             self._more = True
         if self._closing:
             return Taken([], [], [], [])
-        room, is_for = self._outlets.room(), self._outlets.plan(self._stock.records)
-        taken = group.take(self._by, now=now, wall=wall, limit=room, ttl=self._ttl, is_for=is_for)
+        room = self._room()
+        limit = room + passed_over if room > 0 else 0
+        taken = group.take(self._by, now=now, wall=wall, limit=limit, ttl=self._ttl)
         self._more = self._more or group.blocked
         return taken
 
@@ -532,18 +538,25 @@ class Pump:
 
     def _hand_out(self, lease: Lease, record: Record | None) -> None:
         if record is not None:
-            if (outlet := self._outlets.pick(record)) is not None:
-                if lease.until < self._until:
-                    self._until = lease.until
-                outlet.put(self, record, lease)
-                return
-            if self._outlets.want(record):
-                self._outlets.passed.add(lease.offset)
+            for _ in range(len(self._outlets)):
+                outlet = self._outlets[0]
+                self._outlets.rotate(-1)
+                if outlet.room() > 0 and outlet.accepts(record.event):
+                    if lease.until < self._until:
+                        self._until = lease.until
+                    outlet.put(self, record, lease)
+                    return
+            if self._is_wanted(record):
                 self._said.back.append(lease)
                 return
         # Compacted away or trimmed since it was read ahead, or filtered out: done with, now.
         self._said.acks.append(lease)
         self._told = True
+
+    def _is_wanted(self, record: Record) -> bool:
+        # One whose filter fails is none of them any more.
+        accepted = any(outlet.accepts(record.event) for outlet in list(self._outlets))
+        return accepted or not self._outlets
 
     async def _bury(self) -> None:
         """Write dead letters, and only then let their records be settled."""
@@ -564,7 +577,7 @@ class Pump:
         given_up: list[tuple[Record, _Dead]] = []
         for dead in buried:
             record = self._stock.records.get(dead.lease.offset)
-            if record is not None and (dead.reason != "expired" or self._outlets.want(record)):
+            if record is not None and (dead.reason != "expired" or self._is_wanted(record)):
                 given_up.append((record, dead))
         if given_up:
             group, at = self.key.group, self._clock.now()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from itertools import chain
 
 
 class Ranges:
@@ -84,8 +83,3 @@ def compress(offsets: Iterable[int]) -> list[tuple[int, int]]:
         else:
             ranges.append((offset, offset))
     return ranges
-
-
-def expand(spans: Iterable[tuple[int, int]]) -> Iterable[int]:
-    """The offsets of ranges, one after the other."""
-    return chain.from_iterable(range(first, last + 1) for first, last in spans)

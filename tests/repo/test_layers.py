@@ -21,7 +21,6 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {
             "bus",
-            "takers",
             "turns",
             "stock",
             "pump",

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from trunkline.bus import Delivery, Outcome
+from trunkline.buses import connect
 from trunkline.errors import FatalError, InvalidOption, Reject, Retry
 from trunkline.event import Event, Record
 from trunkline.group import Lease
-from trunkline.worker import adapt, check_handler, run
+from trunkline.options import GroupOptions
+from trunkline.testing import ManualClock
+from trunkline.worker import Keeper, adapt, check_handler, run
 
 Settled = tuple[int, Outcome, float | None, str]
 
@@ -221,3 +224,52 @@ async def test_each_message_is_reported_with_its_error() -> None:
 
     await run(Fixed(2), handler, workers=1, on_message=report)
     assert seen == [("orders", None, True), ("orders", "no", True)]
+
+
+async def test_what_begins_while_the_keeper_sleeps_is_kept_by_its_own_timeout() -> None:
+    """The groups of a pattern may have other policies."""
+    clock, tries, done = ManualClock(), list[str](), asyncio.Event()
+    async with connect("memory:", clock=clock) as bus:
+        policy = GroupOptions(ack_timeout_s=1.0)
+        async with bus.subscribe("orders.paid", group="billing", policy=policy):
+            pass
+
+        @bus.on("orders.*", group="billing", workers=3)
+        async def bill(event: Event) -> None:
+            tries.append(event.topic)
+            await done.wait()
+
+        for topic in ("orders.made", "orders.paid"):
+            await bus.publish(topic, 1)
+            await clock.run()
+        for _ in range(12):
+            await clock.run(0.25)
+        done.set()
+        assert await bus.drain(30) is True
+    assert tries == ["orders.made", "orders.paid"]
+
+
+async def test_a_keeper_of_many_workers_holds_up_nobody() -> None:
+    asked, extended, clock = 0, list[Delivery](), ManualClock()
+
+    class Compared(Delivery):
+        def __eq__(self, other: object) -> bool:
+            nonlocal asked
+            asked += 1
+            return self is other
+
+        __hash__ = object.__hash__
+
+    async def policy_of(_: Delivery) -> GroupOptions:
+        return GroupOptions()
+
+    keeper = Keeper(1000, clock, policy_of)
+    record = Record(Event(topic="orders"), 0, 1)
+    for number in range(1000):
+        lease = Lease(number, 1, 0.0, "me")
+        keeper.begin(number, Compared(record, lease, "billing", print, extended.append))
+    await clock.run()
+    await clock.run(10.0)
+    await keeper.close()
+    assert len(extended) == 1000
+    assert asked < 10_000

@@ -107,33 +107,45 @@ class Keeper:
         self._hands: list[Delivery | None] = [None] * workers
         self._clock = clock
         self._policy_of = policy_of
-        self._timeout_s = GroupOptions().ack_timeout_s
+        self._timeouts: dict[str, float] = {}  # of the topics that were met so far
+        self._look = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, worker: int, delivery: Delivery) -> None:
         self._hands[worker] = delivery
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._keep())
+        elif delivery.topic not in self._timeouts:
+            self._look.set()  # its timeout may be shorter than the others'
 
     async def _keep(self) -> None:
         """Until nothing is at work: what is quick costs next to nothing so."""
-        before: list[Delivery] = []
-        while at_work := [d for d in self._hands if d is not None and d.outcome is None]:
-            for delivery in at_work:
-                if delivery in before:
-                    delivery.extend()
+        before: set[Delivery] = set()
+        while at_work := {d for d in self._hands if d is not None and d.outcome is None}:
+            for delivery in at_work & before:
+                delivery.extend()
             before = at_work
-            await self._clock.sleep(await self._shortest_s(at_work) / 4)
+            self._look.clear()
+            await self._ask(at_work)
+            alarm = self._clock.call_later(min(self._timeouts.values()) / 4, self._look.set)
+            try:
+                await self._look.wait()
+            finally:
+                alarm.cancel()
         self._task = None
 
-    async def _shortest_s(self, at_work: list[Delivery]) -> float:
-        groups = {(delivery.topic, delivery.partition): delivery for delivery in at_work}
-        try:
-            found = [await self._policy_of(delivery) for delivery in groups.values()]
-            self._timeout_s = min(policy.ack_timeout_s for policy in found)
-        except TrunklineError as error:
-            logger.warning("how long deliveries may take cannot be told: %s", error)
-        return self._timeout_s
+    async def _ask(self, at_work: set[Delivery]) -> None:
+        """Learn how long the deliveries of these groups may take: that may have been edited."""
+        found: dict[str, float] = {}
+        for delivery in {(d.topic, d.partition): d for d in at_work}.values():
+            topic, timeout_s = delivery.topic, GroupOptions().ack_timeout_s
+            try:
+                timeout_s = (await self._policy_of(delivery)).ack_timeout_s
+            except TrunklineError as error:
+                logger.warning("how long deliveries may take cannot be told: %s", error)
+                timeout_s = self._timeouts.get(topic, timeout_s)
+            found[topic] = min(timeout_s, found.get(topic, timeout_s))
+        self._timeouts |= found
 
     async def close(self) -> None:
         if self._task is not None:

@@ -230,6 +230,9 @@ def test_json_that_was_not_parsed_is_one_line_of_json(text: bytes) -> None:
         msgspec.Raw(b"[" * 65 + b"]" * 65),
         [msgspec.Raw(b"1}\n")],
         [None, msgspec.Raw(b"x")],
+        Forwarded(msgspec.Raw(b"{bad"), ""),
+        Forwarded(msgspec.Raw(b'"\xff"'), ""),  # which a decoder lets through, as the next
+        Forwarded(msgspec.Raw(b"1e999"), ""),
         msgspec.UNSET,
     ],
 )

@@ -239,6 +239,7 @@ _encode = msgspec.json.Encoder().encode
 _PAYLOAD = b',"payload":'
 _NEWLINE = ord("\n")  # the encoder writes none: it copied it from a msgspec.Raw
 _UNCHECKED = (msgspec.Raw, msgspec.UnsetType)  # it writes these as they are, or not at all
+_PLAIN = frozenset({dict, list, str, int, float, bool, type(None)})  # others may hold a Raw field
 _SPLIT = b'},"payload":'
 
 
@@ -251,11 +252,10 @@ def encode_event(event: Event, limits: Limits) -> bytes:
         event = _in_utc(event)
     try:
         whole = _encode(event)
-        if _NEWLINE in whole or type(event.payload) in _UNCHECKED:
-            plain = msgspec.structs.replace(
-                event, payload=msgspec.json.decode(_encode(event.payload))
-            )
-            return encode_event(plain, limits)
+        if (kind := type(event.payload)) not in _PLAIN or _NEWLINE in whole:
+            payload = msgspec.json.decode(_encode(event.payload))
+            if kind in _UNCHECKED or _NEWLINE in whole:
+                return encode_event(msgspec.structs.replace(event, payload=payload), limits)
         if event.payload is None:
             body = whole[:-1] + b'},"payload":null'
         elif "payload" in event.headers:

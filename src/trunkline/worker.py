@@ -17,7 +17,7 @@ from typing import Any
 
 from trunkline.bus import Delivery, Outcome, Subscription
 from trunkline.clock import Clock
-from trunkline.errors import InvalidOption, Reject, Retry, TrunklineError
+from trunkline.errors import InvalidOption, Reject, Retry
 from trunkline.middleware import compose
 from trunkline.options import GroupOptions
 
@@ -141,7 +141,7 @@ class Keeper:
             topic, timeout_s = delivery.topic, GroupOptions().ack_timeout_s
             try:
                 timeout_s = (await self._policy_of(delivery)).ack_timeout_s
-            except TrunklineError as error:
+            except Exception as error:  # noqa: BLE001 -- the next look asks again
                 logger.warning("how long deliveries may take cannot be told: %s", error)
                 timeout_s = self._timeouts.get(topic, timeout_s)
             found[topic] = min(timeout_s, found.get(topic, timeout_s))

@@ -261,6 +261,21 @@ async def test_who_published_comes_from_the_token_and_never_from_the_client(
     assert record.event.actor == "boss", "what is claimed is kept, as a claim"
 
 
+async def test_nobody_takes_the_place_of_a_connection_by_its_name_alone(
+    broker: Broker, tokens: dict[str, str | None]
+) -> None:
+    mine, theirs = tokens["publisher"], tokens["consumer"]
+    async with peer(broker.url, mine, client="c") as one:
+        async with peer(broker.url, theirs, client="c"), peer(broker.url, client="c") as two:
+            assert (await one.ask("PING"))["type"] == "PONG"
+            assert (await two.ask("AUTH", token=mine))["type"] == "OK"  # now it is the same one
+            await asyncio.wait_for(one.socket.wait_closed(), 10)
+        await until(lambda: not broker.hub.clients)
+    with pytest.raises(websockets.InvalidStatus, match="400"):
+        async with peer(broker.url, mine, client="c" * 101):
+            pass
+
+
 async def test_the_first_frame_may_carry_the_token(
     broker: Broker, tokens: dict[str, str | None]
 ) -> None:

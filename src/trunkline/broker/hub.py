@@ -70,7 +70,7 @@ class Hub:
         self.configs = Configs(bus)
         self.sticky = Assignments()
         self.sessions: set[Connection] = set()
-        self.clients: dict[str, Connection] = {}  # the last connection of those that have a name
+        self.clients: dict[tuple[str, str], Connection] = {}  # by agent and name: their last one
         self.is_open = False
         self.since = self.clock.now()
         self._buckets: dict[str, Bucket] = {}

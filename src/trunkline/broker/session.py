@@ -121,14 +121,13 @@ class Session:
         self._may: set[tuple[str, str]] = set()
         self._rights = hub.rights.version
         self._limbo: asyncio.TimerHandle | None = None
-        self._client = client
-        if client is not None:
-            if (before := hub.clients.get(client)) is not None:
-                before.succeed()
-            hub.clients[client] = self
+        self._name = client
+        self._client: tuple[str, str] | None = None
         hub.sessions.add(self)
         hub.counts.connected += 1
-        if not self.is_known:
+        if self.is_known:
+            self._follow()
+        else:
             self._limbo = self._loop.call_later(hub.options.auth_timeout_s, self._unknown)
 
     # -- in --------------------------------------------------------------------------------------
@@ -202,6 +201,7 @@ class Session:
             self._limbo.cancel()
         self.tell(Ok(corr=frame.corr))
         self._become(who)
+        self._follow()
 
     def _unknown(self) -> None:
         if not self.is_known:
@@ -509,6 +509,16 @@ class Session:
         self._wire.close(code, reason, abort=abort)
         self.hub.spawn(self.close())
 
+    def _follow(self) -> None:
+        """Take the place of the connection that this client had before: one of the same agent, for
+        a name alone proves nothing.
+        """
+        if self._name is not None and self._client is None:
+            self._client = (self.who.agent, self._name)
+            if (before := self.hub.clients.get(self._client)) is not None:
+                before.succeed()
+            self.hub.clients[self._client] = self
+
     def succeed(self) -> None:
         """Its client has a new connection, on which it says all of this again: what came on this
         one and is not on its way to the log would be there twice.
@@ -521,7 +531,7 @@ class Session:
         if self._client is not None and not self._publisher.underway:
             if self.hub.clients.get(self._client) is self:
                 del self.hub.clients[self._client]
-            self._client = None
+            self._name = self._client = None
 
     async def close(self) -> None:
         """The connection is gone: give back what it held."""

@@ -35,6 +35,7 @@ from trunkline.frames import CLIENT, CLOUDEVENTS, SUBPROTOCOL, SUBPROTOCOLS
 logger = logging.getLogger(__name__)
 
 PATHS = ("/", "/ws")
+_NAME_CHARS = 100
 _HIGH_WATER_BYTES = 16 * 1024  # the kernel takes more: this is for who does not read
 _READ_BYTES = 4096
 _READ_MAX_BYTES = 256 * 1024  # at once: what was read is handled before reading can be held up
@@ -229,11 +230,14 @@ def _answering(
         if is_wrong:
             hub.denied(Principal(""), "connect", "")
             return _refusal(401, "not authenticated")
+        client = request.headers.get(CLIENT) or None
+        if client is not None and len(client) > _NAME_CHARS:
+            return _refusal(400, f"{CLIENT} has at most {_NAME_CHARS} characters")
         asked = request.headers.get("Sec-WebSocket-Protocol", "")
         wanted = [name.strip() for name in asked.split(",")]
         chosen = next((name for name in SUBPROTOCOLS if name in wanted), None)
         extra = {"Sec-WebSocket-Protocol": chosen} if chosen else None
-        listener = Listener(hub, who, chosen, ops, request.headers.get(CLIENT))
+        listener = Listener(hub, who, chosen, ops, client)
         return WSUpgradeResponseWithListener(
             WSUpgradeResponse.create_101_response(extra_headers=extra), listener
         )

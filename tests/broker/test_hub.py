@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trunkline.access import NOBODY
 from trunkline.broker import rights
 from trunkline.broker.options import BrokerOptions
+from trunkline.broker.publisher import Publisher, Turn
 from trunkline.broker.server import Broker
+from trunkline.broker.session import Session
 from trunkline.event import Event
 
 from .client import peer, until
@@ -22,6 +25,75 @@ async def test_it_ends_also_when_rights_change_at_that_very_moment(broker: Broke
         broker.hub.bus.store.bell.ring(rights.TOPIC)
         await broker.hub.close()
     assert not broker.hub.is_open
+
+
+async def test_it_reads_no_more_once_it_is_to_end(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What floods it would be refused frame by frame, and hold up those that have an answer."""
+    kept, publish = asyncio.Event(), broker.hub.bus.publish_many
+
+    async def slow(topic: str, events: Any) -> Any:
+        await kept.wait()
+        return await publish(topic, events)
+
+    async with peer(broker.url) as one:
+        monkeypatch.setattr(broker.hub.bus, "publish_many", slow)
+        await one.say("PUBLISH", topic="t", payload=1, corr=1)
+        assert (await one.ask("PING"))["type"] == "PONG"
+        ending = asyncio.ensure_future(broker.hub.close())
+        await until(lambda: not broker.hub.is_open)
+        await one.say("PUBLISH", topic="t", payload=2, corr=2)
+        await asyncio.sleep(0.1)
+        kept.set()
+        said = [await one.hear() for _ in range(2)]
+        assert [(frame["type"], frame.get("corr")) for frame in said] == [
+            ("PUBLISHED", 1),
+            ("ERROR", None),
+        ]
+        await ending
+
+
+async def test_a_turn_is_had_back_in_the_order_in_which_it_was_wanted() -> None:
+    turn = Turn()
+    had: list[str] = []
+
+    async def want(name: str, first: bool) -> None:
+        await turn.take(first=first)
+        had.append(name)
+        await asyncio.sleep(0)
+        turn.give()
+
+    await turn.take()
+    async with asyncio.TaskGroup() as tasks:
+        for name, first in (("d", False), ("a", True), ("b", True), ("c", True)):
+            tasks.create_task(want(name, first))
+        await asyncio.sleep(0)
+        turn.give()
+    assert had == ["a", "b", "c", "d"]
+
+
+async def test_an_answer_that_cannot_be_given_leaves_the_turn_to_the_next(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = asyncio.Event()
+
+    def fail(*_: Any) -> None:
+        failed.set()
+        raise RuntimeError("nobody thought of this")
+
+    event = {"topic": "t", "ts": "2026-05-04T12:00:00Z", "payload": 1}
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    async with peer(broker.url) as one:
+        with monkeypatch.context() as patched:
+            patched.setattr(Publisher, "_answer", fail)
+            await one.say("PUBLISH", event={**event, "event_id": "a"}, again=True)
+            await asyncio.wait_for(failed.wait(), 10)
+        said = await one.ask("PUBLISH", event={**event, "event_id": "b"}, again=True)
+        assert said["offset"] == 2
+        (session,) = broker.hub.sessions
+        assert isinstance(session, Session)
+        assert session._publisher.underway == 0
 
 
 async def test_an_event_that_is_sent_again_on_two_connections_at_once_is_kept_once(

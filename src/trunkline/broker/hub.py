@@ -49,11 +49,11 @@ class Connection(Protocol):
 
     def review(self) -> None: ...
 
+    def hold_up(self) -> None: ...
+
     def succeed(self) -> None: ...
 
     def leave(self) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class Hub:
@@ -93,6 +93,8 @@ class Hub:
     async def close(self) -> None:
         """Let go of every connection and finish what was begun; the bus stays open."""
         self.is_open = False
+        for session in self.sessions:
+            session.hold_up()  # or what floods this broker, and is refused, holds up its end
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -101,8 +103,7 @@ class Hub:
         until = asyncio.get_running_loop().time() + (self.options.drain_s or math.inf)
         await self._finish(until)  # who published is told
         for session in list(self.sessions):
-            session.leave()
-        await asyncio.gather(*(session.close() for session in list(self.sessions)))
+            session.leave()  # to give back what it held is among what is waited for
         await self._finish(max(until, asyncio.get_running_loop().time() + GOODBYE_S))
         await self.system.close()
 

@@ -40,24 +40,25 @@ class Turn:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._back: deque[asyncio.Future[None]] = deque()  # who had it, and wants it back
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_taken = False
 
     async def take(self, *, first: bool = False) -> None:
-        if self._is_taken or (self._waiting and not first):
+        if self._is_taken or self._back or (self._waiting and not first):
             turn = self._loop.create_future()
-            (self._waiting.appendleft if first else self._waiting.append)(turn)
+            (self._back if first else self._waiting).append(turn)
             await turn
         self._is_taken = True
 
     def give(self) -> None:
         self._is_taken = False
-        if self._waiting:
+        if self._waiting or self._back:
             self._loop.call_soon(self._hand_over)
 
     def _hand_over(self) -> None:
-        while self._waiting and not self._is_taken:
-            turn = self._waiting.popleft()
+        while (waiting := self._back or self._waiting) and not self._is_taken:
+            turn = waiting.popleft()
             if not turn.done():  # else it was cancelled
                 self._is_taken = True
                 turn.set_result(None)
@@ -89,6 +90,7 @@ class Publisher:
     def drop(self) -> None:
         """Publish nothing that is not on its way yet."""
         self._is_over = True
+        self.underway -= sum(len(events) for events, _ in self._waiting.values())
         self._waiting.clear()
 
     def take(self, frame: Publish) -> None:
@@ -141,13 +143,16 @@ class Publisher:
         await turn.take()
         if not has_turn:
             turn.give()
-        if not await self._publish_together(topic, events, corrs, again):
-            if not has_turn:
-                await turn.take(first=True)
-                has_turn = True
-            await self._publish_apart(topic, events, corrs, again)
-        if has_turn:
-            turn.give()
+        try:
+            if not await self._publish_together(topic, events, corrs, again):
+                if not has_turn:
+                    await turn.take(first=True)
+                    has_turn = True
+                await self._publish_apart(topic, events, corrs, again)
+        finally:
+            if has_turn:
+                turn.give()
+            self._end(len(events))
 
     async def _publish_together(
         self, topic: str, events: list[Event], corrs: list[Corr | None], again: bool
@@ -164,7 +169,6 @@ class Publisher:
                 self._session.fail(error, corr, topic=topic)
         else:
             self._answer(topic, receipts, corrs)
-        self._end(len(events))
         return True
 
     async def _publish_apart(
@@ -207,9 +211,10 @@ class Publisher:
                 self._session.tell(published(receipts, frame.corr))
         except TrunklineError as error:
             self._session.fail(error, frame.corr, topic=topic)
-        if again:
-            turn.give()
-        self._end(len(events))
+        finally:
+            if again:
+                turn.give()
+            self._end(len(events))
 
     def _end(self, count: int) -> None:
         self.underway -= count

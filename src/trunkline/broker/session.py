@@ -152,7 +152,7 @@ class Session:
                 logger.exception("a frame could not be handled")
                 self._answer(TrunklineError("internal error", code="internal"), frame)
         if self._publisher.underway and not self._has_room(self.hub.options.publish_inflight):
-            self._hold_up()
+            self.hold_up()
 
     def _answer(self, error: TrunklineError, frame: Any) -> None:
         topic = getattr(frame, "topic", None) or None
@@ -216,7 +216,8 @@ class Session:
 
     # -- how much is read --------------------------------------------------------------------------
 
-    def _hold_up(self) -> None:
+    def hold_up(self) -> None:
+        """Read no more for now; once the broker is closing, until the goodbye."""
         if not self._paused:
             self._paused = True
             self._wire.pause()
@@ -238,6 +239,7 @@ class Session:
             and self._has_room(self.hub.options.publish_inflight // 2)
             and self._orders.qsize() < _ORDERS_MAX
             and not self._closed
+            and self.hub.is_open
         ):
             self._paused = False
             self._wire.resume()
@@ -249,7 +251,7 @@ class Session:
         if isinstance(frame, Subscribe | Credit) and frame.sub:
             self._coming.append(frame.sub)
         if self._orders.qsize() >= _ORDERS_MAX:
-            self._hold_up()
+            self.hold_up()
         if self._clerk is None:
             self._clerk = self.hub.spawn(self._work())
 
@@ -457,7 +459,7 @@ class Session:
 
     def pause_writing(self) -> None:
         self.writable.clear()
-        self._hold_up()
+        self.hold_up()
 
     def resume_writing(self) -> None:
         self.writable.set()

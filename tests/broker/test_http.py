@@ -212,6 +212,15 @@ class TestEvents:
         again = await publish(http, "t", 2, headers={"idem_key": "a"})
         assert again == first | {"duplicate": True}
 
+    async def test_a_place_in_a_partition_that_is_not_there_is_refused(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        await http.post("/topics", json={"topic": "t", "partitions": 2})
+        for query in ("from=99:1", "from=0:1,2:1", "from=99:1&partition=1"):
+            refused = await http.get(f"/topics/t/events?{query}")
+            assert (refused.status_code, refused.json()["code"]) == (404, "out_of_range"), query
+        assert (await http.get("/topics/t/events?from=0:1,1:1&partition=1")).status_code == 200
+
     async def test_all_partitions_are_read_by_time_page_by_page(
         self, http: httpx.AsyncClient
     ) -> None:

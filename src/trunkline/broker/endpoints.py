@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import datetime
 from heapq import heappop, heappush
 from typing import Annotated, Any
@@ -204,12 +204,12 @@ def _new_event(ask: Ask, topic: str, asked: NewEvent) -> Event:
 
 async def read_events(ask: Ask) -> Response:
     name = await _known(ask, "read")
-    partitions = await _partitions(ask, name)
     limit = ask.number("limit", 100, 1, READ_MAX)
     where = ask.query("where")
     wanted = None if where is None else compile_where(where)
     start = ask.query("from", "earliest") or "earliest"
     begun = read_places(start)
+    partitions = await _partitions(ask, name, begun)
     places = {
         number: await _offset(ask, name, number, begun.get(number, "earliest" if begun else start))
         for number in partitions
@@ -260,15 +260,14 @@ async def _by_time(ask: Ask, topic: str, places: dict[int, int]) -> AsyncIterato
         await push(number)
 
 
-async def _partitions(ask: Ask, topic: str) -> range:
-    """The one that is asked for, or all."""
+async def _partitions(ask: Ask, topic: str, named: Iterable[int] = ()) -> range:
+    """The one that is asked for, or all. Those that are ``named`` besides must be there, too."""
     count = (await ask.hub.bus.topics())[topic].partitions
-    if ask.query("partition") is None:
-        return range(count)
     number = ask.number("partition", 0, 0, 1023)
-    if number >= count:
-        raise OutOfRange(f"there is no partition {number} in {topic}")
-    return range(number, number + 1)
+    for one in (number, *named):
+        if one >= count:
+            raise OutOfRange(f"there is no partition {one} in {topic}")
+    return range(count) if ask.query("partition") is None else range(number, number + 1)
 
 
 async def read_event(ask: Ask) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -112,14 +113,42 @@ async def test_a_broker_that_is_away_is_told_once_and_so_is_its_return(
     assert [record.getMessage() for record in caplog.records] == [away, back, away]
 
 
+_FORKED = """
+import asyncio, os, sys
+from trunkline import connect
+
+async def main():
+    async with bus:
+        for n in range(20):
+            await bus.publish("t", n)
+            await asyncio.sleep(0.02)
+
+bus = connect(sys.argv[1], backoff_base_s=0.01)
+child = os.fork()
+asyncio.run(main())
+if child and os.waitpid(child, 0)[1]:
+    sys.exit("the child failed")
+"""
+
+
+async def test_a_bus_that_was_made_before_a_fork_is_two_clients() -> None:
+    """Neither takes the place of the other's connection."""
+    async with Broker(BrokerOptions(url="memory:", port=0, metrics_s=0)) as broker:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", _FORKED, broker.url)
+        assert await asyncio.wait_for(process.wait(), 3 * LONG_S) == 0
+        assert broker.hub.counts.connected == 2
+        assert await broker.hub.bus.bounds("t") == (1, 41)
+
+
 class TestPatience:
     async def test_is_not_prolonged_by_a_pause_between_attempts(self, port: int) -> None:
         slow: dict[str, Any] = {"backoff_base_s": 600, "backoff_max_s": 600}
         async with RemoteBus(f"ws://127.0.0.1:{port}", patience_s=0.3, **slow) as bus:
             bus.link._draw = lambda: 1.0
             for _ in range(2):  # also one that begins when there was no broker for long
-                with pytest.raises(ConnectionLost, match=r"no connection.*refused"):
+                with pytest.raises(ConnectionLost, match=r"no connection.*refused") as told:
                     await asyncio.wait_for(bus.publish("t", 1), LONG_S)
+                assert "trunkline serve" in told.value.hint
 
     async def test_is_not_prolonged_by_an_attempt_that_hangs(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:  # it connects, and nobody answers

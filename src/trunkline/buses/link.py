@@ -66,6 +66,8 @@ _FRAMES_AT_ONCE = 32
 _BYTES_AT_ONCE = 16 * 1024
 _ACKS_AT_ONCE = 16
 _WHOLE = (WSMsgType.TEXT, WSMsgType.BINARY)
+_REFUSED = "connection refused"
+_SERVE = "is the broker running? 'trunkline serve' starts one"
 _TOKEN = "pass token= or set TRUNKLINE_TOKEN; 'trunkline token create' makes one"
 
 
@@ -122,7 +124,7 @@ class Link:
         self._token = token
         self._tls = tls
         self._draw = draw
-        self._name = secrets.token_hex(16)
+        self._name = ""
         self._asks: dict[int, _Ask] = {}
         self._corr = 0
         self._out: list[bytes] = []
@@ -154,6 +156,7 @@ class Link:
         if self._closed:
             raise Closed("the bus is closed")
         if self._keeper is None:
+            self._name = secrets.token_hex(16)  # not before: a fork of this process is another one
             self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="link")
 
     async def close(self) -> None:
@@ -356,7 +359,8 @@ class Link:
         for corr, ask in list(self._asks.items()):
             if self._deadline(ask) > now:
                 break  # they are in the order in which they were asked
-            self._settle(corr, ConnectionLost(f"no connection to {self.url}: {why}"))
+            hint = _SERVE if why == _REFUSED else ""
+            self._settle(corr, ConnectionLost(f"no connection to {self.url}: {why}", hint=hint))
         self._wait()
 
     async def _connect(self) -> None:
@@ -511,7 +515,7 @@ class Link:
 def _why(error: BaseException) -> str:
     # One that was refused by each address of a host is no ConnectionRefusedError.
     if isinstance(error, ConnectionRefusedError) or f"[Errno {ECONNREFUSED}]" in str(error):
-        return "connection refused"
+        return _REFUSED
     if isinstance(error, TimeoutError):
         return "it does not answer"
     return str(error) or type(error).__name__

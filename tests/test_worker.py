@@ -14,7 +14,7 @@ import pytest
 
 from trunkline.bus import Delivery, Outcome
 from trunkline.buses import connect
-from trunkline.errors import FatalError, InvalidOption, Reject, Retry
+from trunkline.errors import Denied, FatalError, InvalidOption, Reject, Retry
 from trunkline.event import Event, Record
 from trunkline.group import Lease
 from trunkline.options import GroupOptions
@@ -273,3 +273,21 @@ async def test_a_keeper_of_many_workers_holds_up_nobody() -> None:
     await keeper.close()
     assert len(extended) == 1000
     assert asked < 10_000
+
+
+async def test_what_keeps_a_policy_from_being_told_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, asked = ManualClock(), list[Delivery]()
+
+    async def policy_of(delivery: Delivery) -> GroupOptions:
+        asked.append(delivery)
+        raise Denied("access denied")
+
+    keeper = Keeper(1, clock, policy_of)
+    keeper.begin(0, Fixed(0)._delivery(1))
+    for _ in range(3):
+        await clock.run(10.0)
+    await keeper.close()
+    assert len(asked) > 2
+    assert caplog.text.count("cannot be told: access denied") == 1

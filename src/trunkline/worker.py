@@ -109,6 +109,7 @@ class Keeper:
         self._policy_of = policy_of
         self._timeouts: dict[str, float] = {}  # of the topics that were met so far
         self._look = asyncio.Event()
+        self._trouble = ""
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, worker: int, delivery: Delivery) -> None:
@@ -137,15 +138,19 @@ class Keeper:
     async def _ask(self, at_work: set[Delivery]) -> None:
         """Learn how long the deliveries of these groups may take: that may have been edited."""
         found: dict[str, float] = {}
+        trouble = ""
         for delivery in {(d.topic, d.partition): d for d in at_work}.values():
             topic, timeout_s = delivery.topic, GroupOptions().ack_timeout_s
             try:
                 timeout_s = (await self._policy_of(delivery)).ack_timeout_s
             except Exception as error:  # noqa: BLE001 -- the next look asks again
-                logger.warning("how long deliveries may take cannot be told: %s", error)
+                trouble = str(error)
                 timeout_s = self._timeouts.get(topic, timeout_s)
             found[topic] = min(timeout_s, found.get(topic, timeout_s))
         self._timeouts |= found
+        if trouble and trouble != self._trouble:  # it is asked again soon, and may last
+            logger.warning("how long deliveries may take cannot be told: %s", trouble)
+        self._trouble = trouble
 
     async def close(self) -> None:
         if self._task is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,29 +199,10 @@ async def test_drain_waits_for_topics_that_a_pattern_has_just_taken_in(bus: Loca
         assert seen == list(range(number + 1))
 
 
-async def test_a_pattern_goes_on_looking_after_an_error_of_the_system(
-    bus: LocalBus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = OSError(errno.EMFILE, "too many open files")
-    topics, failures = bus.store.topics, iter([error, atomic.storage_error(error, "wal")])
-
-    async def failing() -> dict[str, TopicOptions]:
-        for error in failures:
-            raise error
-        return await topics()
-
-    async with bus.subscribe("orders.>", group="billing") as deliveries:
-        monkeypatch.setattr(bus.store, "topics", failing)
-        await bus.publish("orders.new", 1)
-        assert (await soon(deliveries)).event.payload == 1
-    assert next(failures, None) is None
-
-
-async def test_trouble_that_lasts_is_told_once_and_so_is_its_end(
-    bus: LocalBus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("trunkline.buses.stream._FIND_S", 0.0)
-    errors = [OSError(errno.EMFILE, "too many")] * 3 + [OSError(errno.EACCES, "no right")] * 3
+async def find_after(
+    bus: LocalBus, monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]
+) -> trunkline.Delivery:
+    """The first delivery of a topic that is found after these errors."""
     topics, failures = bus.store.topics, iter(errors)
 
     async def failing() -> dict[str, TopicOptions]:
@@ -231,7 +213,25 @@ async def test_trouble_that_lasts_is_told_once_and_so_is_its_end(
     async with bus.subscribe("orders.>", group="billing") as deliveries:
         monkeypatch.setattr(bus.store, "topics", failing)
         await bus.publish("orders.new", 1)
-        await soon(deliveries)
+        found: trunkline.Delivery = await soon(deliveries)
+    assert next(failures, None) is None
+    return found
+
+
+async def test_a_pattern_goes_on_looking_after_an_error_of_the_system(
+    bus: LocalBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = OSError(errno.EMFILE, "too many open files")
+    errors = [error, atomic.storage_error(error, "wal")]
+    assert (await find_after(bus, monkeypatch, errors)).event.payload == 1
+
+
+async def test_trouble_that_lasts_is_told_once_and_so_is_its_end(
+    bus: LocalBus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trunkline.buses.stream._FIND_S", 0.0)
+    errors = [OSError(errno.EMFILE, "too many")] * 3 + [OSError(errno.EACCES, "no right")] * 3
+    await find_after(bus, monkeypatch, errors)
     said = [entry.getMessage() for entry in caplog.records]
     assert ["too many" in text for text in said] == [True, False, False]
     assert "no right" in said[1]

@@ -1,9 +1,10 @@
 """What every line of the benchmark shares: the registry, the measuring loops, the events.
 
 A line is one decorated coroutine that returns two numbers, ours and theirs; the goal is a bound on
-their quotient. Rates are taken in short alternating turns and reported as medians, so that a busy
-moment of the machine meets both sides; for latencies under traffic see ``pace``. Rounds in which
-the host of a virtual machine gave its cores to others are taken anew, for both sides.
+their quotient. Rates are taken in short alternating turns, and the round with the median quotient
+counts, so that a busy moment of the machine meets both sides; for latencies under traffic see
+``pace``. Rounds in which the host of a virtual machine gave its cores to others are taken anew, for
+both sides.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import operator
 import os
 import random
 import shutil
-import statistics
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +33,10 @@ T = TypeVar("T")
 class Pair(NamedTuple):
     ours: float
     theirs: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs if self.theirs else 0.0
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +61,6 @@ class Line:
     measure: Callable[[Run], Awaitable[Pair]]
 
     def judge(self, pair: Pair) -> Result:
-        ratio = pair.ours / pair.theirs if pair.theirs else 0.0
         word, bound = self.goal.split()
         return Result(
             name=self.name,
@@ -65,9 +68,9 @@ class Line:
             against=self.against,
             theirs=_rounded(pair.theirs),
             unit=self.unit,
-            ratio=_rounded(ratio),
+            ratio=_rounded(pair.ratio),
             goal=self.goal,
-            met=bool(_COMPARE[word](ratio, float(bound))),
+            met=bool(_COMPARE[word](pair.ratio, float(bound))),
         )
 
 
@@ -174,7 +177,8 @@ async def least_stolen(
 async def alternate(
     run: Run, ours: Callable[[float], Awaitable[float]], theirs: Callable[[float], Awaitable[float]]
 ) -> Pair:
-    """The median rate of each side, measured in turns after one short turn of warming up.
+    """The rates of both sides in the middle round, measured in turns after one short turn of
+    warming up.
 
     Each turn starts with clean page caches, so that no side pays for what the other left unwritten.
     """
@@ -190,8 +194,12 @@ async def alternate(
         sides.reverse()
         return Pair(rates[ours], rates[theirs])
 
-    found = await least_stolen(run.rounds, both)
-    return Pair(*(statistics.median(rates) for rates in zip(*found, strict=True)))
+    return middle(await least_stolen(run.rounds, both))
+
+
+def middle(rounds: Sequence[Pair]) -> Pair:
+    """The round with the median ratio: while a machine is slow, it is so for both of a round."""
+    return sorted(rounds, key=lambda pair: pair.ratio)[len(rounds) // 2]
 
 
 async def publish_rate(

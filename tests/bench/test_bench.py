@@ -20,6 +20,7 @@ from benchmarks.harness import (
     alternate,
     least_stolen,
     lines_named,
+    middle,
     payloads,
 )
 
@@ -116,7 +117,13 @@ def test_nothing_measured_on_their_side_meets_no_goal() -> None:
     assert not _line(">= 1").judge(Pair(5.0, 0.0)).met
 
 
-async def test_rates_are_medians_of_alternating_turns(tmp_path: Path) -> None:
+def test_the_round_with_the_median_ratio_counts_however_fast_the_machine_was() -> None:
+    rounds = [Pair(10.0, 5.0), Pair(300.0, 100.0), Pair(4.0, 4.0)]
+
+    assert middle(rounds) == Pair(10.0, 5.0)
+
+
+async def test_sides_take_turns_after_warming_up(tmp_path: Path) -> None:
     turns: list[str] = []
 
     async def ours(seconds: float) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import trunkline
 from trunkline.errors import StorageError, StorageFull
+from trunkline.event import Receipt
 from trunkline.log import atomic
 from trunkline.options import StoreOptions
 from trunkline.stores.file import FileStore
@@ -18,19 +18,38 @@ from trunkline.stores.file import FileStore
 
 async def test_publish_inflight_bounds_what_waits_for_the_disk(tmp_path: Path) -> None:
     most = 0
-
-    async def publish(bus: Any) -> None:
-        nonlocal most
-        await bus.publish("orders", 1)
-
     async with trunkline.connect(f"file:{tmp_path}", publish_inflight=3) as bus:
         lane = bus.store._lane("orders", 0)  # type: ignore[attr-defined]
-        jobs = [asyncio.create_task(publish(bus)) for _ in range(20)]
+        jobs = [asyncio.create_task(bus.publish("orders", 1)) for _ in range(20)]
         while not all(job.done() for job in jobs):
             most = max(most, len(lane.next.events))
             await asyncio.sleep(0)
         assert (await bus.store.bounds("orders", 0)).next == 21
     assert 0 < most <= 3
+
+
+@pytest.mark.parametrize("inline_commit_s", [0.0, 10.0])
+async def test_nobody_overtakes_who_waits_for_room(tmp_path: Path, inline_commit_s: float) -> None:
+    url = f"file:{tmp_path}"
+    async with trunkline.connect(url, publish_inflight=3, inline_commit_s=inline_commit_s) as bus:
+        jobs: list[asyncio.Task[Receipt]] = []
+        while len(jobs) < 60:
+            jobs.append(asyncio.create_task(bus.publish("orders", len(jobs))))
+            if len(jobs) % 4 == 0:
+                await asyncio.sleep(0.0002)
+        offsets = [receipt.offset for receipt in await asyncio.gather(*jobs)]
+    assert offsets == list(range(1, 61))
+
+
+async def test_who_is_cancelled_while_waiting_for_room_publishes_nothing(tmp_path: Path) -> None:
+    async with trunkline.connect(f"file:{tmp_path}", publish_inflight=1) as bus:
+        jobs = [asyncio.create_task(bus.publish("orders", number)) for number in range(3)]
+        await asyncio.sleep(0)
+        jobs[1].cancel()
+        done = await asyncio.gather(*jobs, return_exceptions=True)
+        assert isinstance(done[1], asyncio.CancelledError)
+        payloads = [record.event.payload for record in await bus.read("orders")]
+    assert payloads == [0, 2]
 
 
 @pytest.fixture

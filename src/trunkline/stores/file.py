@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime
 from functools import partial
@@ -80,11 +81,11 @@ class _Lane:
         "busy",
         "fresh",
         "has_finished",
+        "late",
         "limits",
         "next",
         "now",
         "partition",
-        "room",
         "spread",
         "topic",
     )
@@ -97,9 +98,9 @@ class _Lane:
         self.has_finished = False  # a segment
         self.busy = False
         self.fresh = 0.0  # until when what was committed last may still be on its way
-        self.room = asyncio.Event()
         self.next = _Batch()
         self.now = _Batch()
+        self.late: deque[_Batch] = deque()  # of who came when as many waited as may wait
 
 
 class FileStore:
@@ -143,8 +144,6 @@ class FileStore:
             bodies = [encode_event(event, limits) for event in events]
         if lane.spread:
             return self._scatter(topic, bodies, events)
-        if len(lane.next.events) >= self._inflight:
-            return self._append_later(lane, bodies, events)
         return self._append(lane, bodies, events)
 
     async def _scatter(
@@ -160,7 +159,7 @@ class FileStore:
         async def send(partition: int, indexes: list[int]) -> None:
             lane = self._lane(topic, partition)
             mine = [bodies[i] for i in indexes], [events[i] for i in indexes]
-            done = await self._append_later(lane, *mine)
+            done = await self._append(lane, *mine)
             receipts.update(zip(indexes, done, strict=True))
 
         await asyncio.gather(*(send(number, indexes) for number, indexes in parts.items()))
@@ -174,21 +173,15 @@ class FileStore:
             lanes.append(_Lane(topic, len(lanes), limits))
         return lanes[partition]
 
-    async def _append_later(
-        self, lane: _Lane, bodies: list[bytes], events: Sequence[Event]
-    ) -> list[Receipt]:
-        """Append once fewer than ``publish_inflight`` events wait."""
-        while len(lane.next.events) >= self._inflight:
-            lane.room.clear()
-            await lane.room.wait()
-        return await self._append(lane, bodies, events)
-
     def _append(
         self, lane: _Lane, bodies: list[bytes], events: Sequence[Event]
     ) -> asyncio.Future[list[Receipt]]:
         loop = self._loop or self._start()
         future: asyncio.Future[list[Receipt]] = asyncio.Future(loop=loop)
         batch = lane.next
+        if len(batch.events) >= self._inflight:
+            batch = _Batch()
+            lane.late.append(batch)
         batch.bodies += bodies
         batch.events += events
         batch.waiters.append(future)
@@ -211,6 +204,10 @@ class FileStore:
         so a commit is done in place as long as syncs have been quick of late; else by a thread.
         """
         lane.now, lane.next = lane.next, _Batch()
+        while lane.late and len(lane.next.events) < self._inflight:
+            later = lane.late.popleft()
+            if not later.waiters[0].done():  # else it was cancelled
+                lane.next.add(later)
         try:
             lane.spread = self.folder.topic(lane.topic).partitions != 1
             if self._sync_s > self.options.inline_commit_s:
@@ -293,7 +290,6 @@ class FileStore:
             batch.fail(outcome)
         else:
             batch.settle(outcome)
-        lane.room.set()
         if is_read:
             lane.fresh = monotonic() + _TURNS_S
         if lane.next.events:
@@ -463,7 +459,8 @@ class FileStore:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         lanes = [lane for lanes in self._lanes.values() for lane in lanes]
-        waiting = [waiter for lane in lanes for waiter in lane.now.waiters + lane.next.waiters]
+        batches = [batch for lane in lanes for batch in (lane.now, lane.next, *lane.late)]
+        waiting = [waiter for batch in batches for waiter in batch.waiters]
         if waiting:
             await asyncio.wait(waiting, timeout=self.options.lock_timeout_s)
         for _ in self._threads:

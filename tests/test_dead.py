@@ -192,6 +192,18 @@ async def test_another_record_in_its_place_is_not_given_back(office: Office) -> 
     assert len(await office.letters()) == 1
 
 
+async def test_letters_of_the_topic_before_are_none_of_the_next_one(office: Office) -> None:
+    """The topic was removed and made anew: what died at the same offset is another record."""
+    older = Record(record(9).event, 0, 2)
+    await office.write(letter_of(older), letter_of(record(2)))
+    assert await office.letters() == [(1, 2, 0), (2, 2, 0)]
+
+    assert [one.offset async for one in office.desk.drop(offsets={1})] == [1]
+
+    assert await office.letters() == [(2, 2, 0)]
+    assert [one.refused async for one in office.desk.redrive(max_redrives=1)] == [""]
+
+
 async def test_the_desk_of_a_dead_letter_topic_is_that_of_its_topic(office: Office) -> None:
     await office.write(letter_of(record(2)))
     desk = Desk(office.store, "orders.DLQ", office.clock)

@@ -168,8 +168,8 @@ class Desk:
         if first == end:
             return
         desk = await self._store.update(self._key, _defined)
-        redrives: dict[tuple[int, int, str], int] = {}
-        seen: dict[tuple[int, int, str], int] = {}
+        redrives: dict[tuple[int, int, str, str | None], int] = {}
+        seen: dict[tuple[int, int, str, str | None], int] = {}
         self._copies = {}
         while first < end:
             records = await self._store.read(self._dlq, 0, first, 500)
@@ -180,7 +180,8 @@ class Desk:
                 letter = read_letter(record)
                 if letter is None or letter.topic != self.topic:
                     continue
-                place = (letter.partition, letter.origin, letter.group)
+                # With its id: where a topic was made anew, an offset is another record's.
+                place = (letter.partition, letter.origin, letter.group, letter.event.cause)
                 is_open = not desk.is_settled(letter.offset)
                 if is_open and place in seen:
                     self._copies.setdefault(seen[place], []).append(letter.offset)

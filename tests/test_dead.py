@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,21 @@ async def test_letters_of_the_topic_before_are_none_of_the_next_one(office: Offi
 
     assert await office.letters() == [(2, 2, 0)]
     assert [one.refused async for one in office.desk.redrive(max_redrives=1)] == [""]
+
+
+async def test_a_rate_counts_what_is_given_back_alone(office: Office) -> None:
+    """Nobody waits behind the last letter, or behind one about which nothing was done."""
+    letters = [letter_of(record(n), group=name) for n, name in ((1, "gone"), (2, "billing"))]
+    await office.write(*letters, letters[0], letter_of(record(3)))
+    clock, began = office.clock, office.clock.monotonic()
+
+    async def redrive() -> list[tuple[int, float]]:
+        done = office.desk.redrive(rate=0.1)
+        return [(one.letter.origin, clock.monotonic() - began) async for one in done]
+
+    job = asyncio.ensure_future(redrive())
+    await clock.run(10)
+    assert await asyncio.wait_for(job, 1) == [(1, 0.0), (2, 0.0), (3, 10.0)]
 
 
 async def test_the_desk_of_a_dead_letter_topic_is_that_of_its_topic(office: Office) -> None:

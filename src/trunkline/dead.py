@@ -220,7 +220,11 @@ class Desk:
         """
         check_choice(offsets, rate, max_redrives)
         groups = set(await self._store.groups())
+        pause_s = 0.0  # before the next one
         async for letter in self._chosen(group, offsets, to_filter(where)):
+            if pause_s:
+                await self._clock.sleep(pause_s)
+                pause_s = 0.0
             if letter.redrives >= max_redrives:
                 often = "once" if letter.redrives == 1 else f"{letter.redrives} times"
                 yield Redrive(letter, f"redriven {often} already")
@@ -232,9 +236,8 @@ class Desk:
                 refused = "redriven or dropped meanwhile"
             if not (refused or dry_run):
                 refused = await self._give_back(letter, key)
+                pause_s = 1 / rate if rate and not refused else 0.0
             yield Redrive(letter, refused)
-            if rate and not dry_run:
-                await self._clock.sleep(1 / rate)
 
     async def drop(
         self,

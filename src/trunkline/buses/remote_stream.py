@@ -284,8 +284,11 @@ class RemoteDesk:
         after the other where there is a ``rate``.
         """
         check_choice(offsets, rate, max_redrives)
+        pause_s = 0.0  # before the next one
         for page in await self._chosen(group, offsets, to_filter(where)):
             for part in [[letter] for letter in page] if rate else [page]:
+                if pause_s:
+                    await self._bus.clock.sleep(pause_s)
                 found = await self._bus.link.call(
                     "redrive",
                     topic=self.topic,
@@ -294,10 +297,10 @@ class RemoteDesk:
                     max_redrives=max_redrives,
                 )
                 done = msgspec.convert(found, list[Redrive])
+                given = not dry_run and any(not one.refused for one in done)
+                pause_s = 1 / rate if rate and given else 0.0
                 for one in done:
                     yield one
-                if rate and not dry_run and done and not done[0].refused:
-                    await self._bus.clock.sleep(1 / rate)
 
     async def drop(
         self,

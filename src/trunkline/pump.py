@@ -106,7 +106,7 @@ class Pump:
         self.key = key
         self._turns = turns or Turns()
         self._store = store
-        self._ttl = ttl
+        self.ttl = ttl
         self._clock = clock
         self._draw = draw
         self._hooks = hooks
@@ -513,7 +513,7 @@ class Pump:
             return Taken([], [], [], [])
         room = self._room()
         limit = room + passed_over if room > 0 else 0
-        taken = group.take(self._by, now=now, wall=wall, limit=limit, ttl=self._ttl)
+        taken = group.take(self._by, now=now, wall=wall, limit=limit, ttl=self.ttl)
         self._more = self._more or group.blocked
         return taken
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from trunkline import connect
 from trunkline.buses.local import LocalBus
 from trunkline.store import GroupKey
 from trunkline.testing import ManualClock
@@ -67,3 +70,17 @@ async def test_none_of_several_topics_waits_for_another(bus: LocalBus) -> None:
         for worker in workers:
             worker.cancel()
     assert min(seen[:90].count(topic) for topic in ("orders.a", "orders.b", "orders.c")) >= 20
+
+
+async def test_what_expires_meets_the_policy_that_its_topic_has_by_then(tmp_path: Path) -> None:
+    """Also where somebody else changed it beside a subscriber that is at work."""
+    url = f"file:{tmp_path}"
+    async with connect(url) as bus, connect(url) as other:
+        await bus.define("orders", ttl_policy="drop")
+        async with bus.subscribe("orders", group="billing") as stream:
+            await other.define("orders", ttl_policy="deliver")
+            waiting = asyncio.ensure_future(soon(stream))
+            while not waiting.done():
+                await bus.publish("orders", "old", ttl_s=1.0, ts=datetime(2020, 1, 1, tzinfo=UTC))
+                await asyncio.sleep(0.02)
+            assert (await waiting).event.payload == "old"

@@ -451,6 +451,8 @@ class LocalSubscription:
                         self._pumps[key] = pump
                         pump.attach(self)
                     await asyncio.sleep(0)  # there may be many, and others have their turn, too
+                else:
+                    self._pumps[key].ttl = options.ttl_policy  # it may be another one now
 
 
 def _name(key: GroupKey) -> str:

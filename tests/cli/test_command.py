@@ -491,3 +491,12 @@ def test_a_bridge_that_cannot_be_leaves_nothing(run: Run, home: Path) -> None:
     run("pub", "t", "1")
     assert run("bridge", "file:.bus", "file:new", "--topics", "a..b").code == 4
     assert sorted(path.name for path in home.iterdir()) == [".bus"]
+
+
+def test_what_is_written_is_utf_8_whatever_the_locale(run: Run, program: Run) -> None:
+    """As the files are. A locale that lacks a letter ended the command in the middle."""
+    run("pub", "orders", '{"name": "żółw"}')
+    words = ("sub", "orders", "--group", "g", "--count", "1")
+    done = program(*words, env={"PYTHONIOENCODING": "latin-1"})
+    assert (done.code, done.err) == (0, "")
+    assert [row["payload"] for row in done.rows] == [{"name": "żółw"}]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import re
 import sys
@@ -186,11 +187,16 @@ def _said(error: errors.TrunklineError | OSError) -> str:
 
 
 def _fill_streams() -> None:
-    """Who closed a stream wants nothing of it; and no file of ours may get its number."""
+    """Who closed a stream wants nothing of it; and no file of ours may get its number. A program
+    that reads our output gets UTF-8, and a terminal whatever it can show.
+    """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
             setattr(sys, name, os.fdopen(null, "w" if fd else "r", encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        encoding = sys.stdout.encoding if sys.stdout.isatty() else "utf-8"
+        sys.stdout.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
 def _leave_pipe() -> None:

@@ -453,6 +453,7 @@ class Pump:
             self._stock.records.clear()
             self._buried.clear()
             self._gone.clear()
+            self._until = 0.0  # nobody shall read what lies unread of it
         now = self._clock.monotonic()
         settled = group.ack(said.acks) if said.acks else []
         buried: list[_Dead] = []

@@ -72,6 +72,20 @@ async def test_none_of_several_topics_waits_for_another(bus: LocalBus) -> None:
     assert min(seen[:90].count(topic) for topic in ("orders.a", "orders.b", "orders.c")) >= 20
 
 
+async def test_what_lies_unread_from_before_a_seek_is_not_delivered(
+    bus: LocalBus, clock: ManualClock
+) -> None:
+    key = GroupKey("orders", 0, "billing")
+    await bus.publish_many("orders", list(range(1000)))
+    async with bus.subscribe("orders", group="billing") as stream:
+        while not stream.is_ready:  # a quick reader finds more than it asked for
+            await (await soon(stream)).ack()
+        await bus.store.update(key, lambda group: group.seek(900))
+        bus.store.bell.ring(None)
+        await clock.settle()
+        assert (await soon(stream)).offset == 901
+
+
 async def test_what_expires_meets_the_policy_that_its_topic_has_by_then(tmp_path: Path) -> None:
     """Also where somebody else changed it beside a subscriber that is at work."""
     url = f"file:{tmp_path}"

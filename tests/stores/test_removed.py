@@ -131,6 +131,21 @@ async def test_what_was_read_ahead_of_a_removed_topic_is_not_delivered(
         assert got.count("old") == 1
 
 
+async def test_what_lies_unread_of_a_removed_topic_is_not_delivered(
+    place: tuple[str, Remove],
+) -> None:
+    url, remove = place
+    async with trunkline.connect(url) as bus:
+        await bus.publish_many("orders", ["old"] * 1000)
+        async with bus.subscribe("orders", group="billing", policy=POLICY) as stream:
+            while not stream.is_ready:  # a quick reader finds more than it asked for
+                await (await anext(stream)).ack()
+            await remove(bus, "topic")
+            await eventually(lambda: not stream.is_ready)
+            await bus.publish("orders", "new")
+            assert (await anext(stream)).event.payload == "new"
+
+
 async def test_retention_waits_for_what_was_redriven(place: tuple[str, Remove]) -> None:
     url, _ = place
     async with trunkline.connect(url, upkeep_s=0.01) as bus:

@@ -378,8 +378,8 @@ class LocalSubscription:
         for delivery, owner in self._open.items():
             if owner is not pump:
                 continue
-            lease = leases.get(delivery.offset)
-            if lease is not None and lease.attempt == delivery.attempt:
+            lease, mine = leases.get(delivery.offset), delivery.lease
+            if lease is not None and (lease.attempt, lease.era) == (mine.attempt, mine.era):
                 until = min(until, lease.until)
                 continue
             lost.add(delivery)

@@ -500,3 +500,14 @@ def test_what_is_written_is_utf_8_whatever_the_locale(run: Run, program: Run) ->
     done = program(*words, env={"PYTHONIOENCODING": "latin-1"})
     assert (done.code, done.err) == (0, "")
     assert [row["payload"] for row in done.rows] == [{"name": "żółw"}]
+
+
+def test_a_folder_may_have_more_partitions_than_a_process_has_files(run: Run, home: Path) -> None:
+    """Those it has at first: more are often allowed, and 1,024 are common."""
+    run("init")
+    run("topic", "create", "orders", "--partitions", "100")
+    run("pub", "orders", stdin=lines(100))
+    for words in ("topic ls --json", "tail orders -n 100", "verify --json", "doctor"):
+        command = f"ulimit -S -n 40; exec {shlex.join(PROGRAM)} {words}"
+        done = subprocess.run(["bash", "-c", command], cwd=home, env=ENV, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")

@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import re
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -155,6 +156,7 @@ def _verb(argv: Sequence[str]) -> str | None:
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     _fill_streams()
+    _allow_files()
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     try:
@@ -197,6 +199,15 @@ def _fill_streams() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         encoding = sys.stdout.encoding if sys.stdout.isatty() else "utf-8"
         sys.stdout.reconfigure(encoding=encoding, errors="backslashreplace")
+
+
+def _allow_files() -> None:
+    """As many as this process may have: a folder of many partitions takes more than the 1,024 that
+    are common, and so does a copy of one with many segments.
+    """
+    with contextlib.suppress(ValueError, OSError):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _leave_pipe() -> None:

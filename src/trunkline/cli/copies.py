@@ -15,14 +15,13 @@ import gzip
 import io
 import os
 import re
-import resource
 import secrets
 import shutil
 import stat
 import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from typing import IO, Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -161,10 +160,6 @@ def _discard(path: str) -> None:
 
 def _copy(folder: Folder, sink: Sink, step: Progress) -> tuple[int, int]:
     """Returns how many files and bytes were copied."""
-    # A partition's files are open all at once while it is copied.
-    with suppress(ValueError, OSError):
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     files = count = 0
 
     def put(name: str, file: IO[bytes], length: int) -> None:

@@ -121,6 +121,23 @@ def test_nothing_is_overwritten_unless_forced(run: Run, home: Path) -> None:
     assert run("backup", "x", "--url", "file:nope").code == 2
 
 
+def test_a_link_leads_to_where_the_folder_is(run: Run, home: Path) -> None:
+    """A bus is often a link to another disk: who opens it there shall find what was restored."""
+    run("pub", "t", "1")
+    (home / "disk").mkdir()
+    for name in ("copy", "bus"):
+        (home / "disk" / name).mkdir()
+        (home / name).symlink_to(f"disk/{name}")
+
+    assert run("backup", "copy").code == 0
+    assert run("backup", "--url", "file:disk/copy", "copy/inside").code == 4
+    run("pub", "--url", "file:bus", "other", "2")
+    assert run("restore", "copy", "bus", "--force").code == 0
+    assert run("topic", "ls", "-q", "--url", "file:disk/bus").out == "t\n"
+    assert sorted(os.listdir(home)) == [".bus", "bus", "copy", "disk"]
+    assert sorted(os.listdir(home / "disk")) == ["bus", "copy"]
+
+
 @pytest.mark.usefixtures("filled")
 def test_a_bus_in_use_is_not_replaced(run: Run, start: Start) -> None:
     run("backup", "b.tgz")

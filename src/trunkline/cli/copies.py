@@ -108,14 +108,15 @@ class _ToArchive:
 
 
 def run_backup(args: argparse.Namespace) -> int:
-    dest = os.path.abspath(args.dest)
+    dest = os.path.realpath(args.dest)
     packed = dest.endswith(_ARCHIVE)
     if not packed and dest.endswith(_OTHER_ARCHIVES):
         raise InvalidOption("an archive ends in .tar.gz or .tgz", hint="any other name is a folder")
     _check_free(dest, packed=packed, force=args.force)
     temp = f"{dest}.{secrets.token_hex(4)}.tmp"
     with closing(open_folder(args)) as folder:
-        if os.path.commonpath([dest, folder.path]) == folder.path:
+        home = os.path.realpath(folder.path)
+        if os.path.commonpath([dest, home]) == home:
             raise InvalidOption("a bus cannot hold its own backup", hint="another place for DEST")
         atomic.make_dir(os.path.dirname(dest))
         try:
@@ -275,7 +276,7 @@ def _entries(segment: Segment, file: IO[bytes], length: int) -> list[Entry]:
 def run_restore(args: argparse.Namespace) -> int:
     source = os.path.abspath(args.source)
     place = bus_path(args.dest) if args.dest.startswith("file:") else args.dest
-    dest = os.path.abspath(place)
+    dest = os.path.realpath(place)  # not a link to it: what it leads to is the bus
     if not os.path.exists(source):
         raise NoBus(f"there is no backup at {source}")
     taken = os.path.lexists(dest) and not (os.path.isdir(dest) and not os.listdir(dest))

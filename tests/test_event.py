@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from datetime import UTC, datetime, timedelta, timezone
+from enum import Enum
 from typing import Any
 from uuid import UUID
 
@@ -161,6 +162,13 @@ def test_what_is_called_payload_is_not_taken_for_the_payload(
 NAN, INF = float("nan"), float("inf")
 
 
+class Odd(Enum):
+    NAN = NAN
+    LIST = [1, INF]  # noqa: RUF012 -- a member's value
+    NONE = None
+    DARK = "dark"
+
+
 @pytest.mark.parametrize(
     "payload",
     [
@@ -171,6 +179,8 @@ NAN, INF = float("nan"), float("inf")
         {"a": {"b": [1, INF]}},
         (1, NAN),
         {1.5, NAN},
+        Odd.NAN,
+        {"a": Odd.LIST},
         "\ud800",
         {"\ud800": 1},
         object(),
@@ -183,6 +193,11 @@ NAN, INF = float("nan"), float("inf")
 def test_what_json_cannot_hold_is_refused(payload: Any) -> None:
     with pytest.raises(InvalidEvent):
         encode_event(Event(topic="t", payload=payload), LIMITS)
+
+
+def test_an_enum_is_its_value() -> None:
+    body = encode_event(Event(topic="t", payload=[Odd.NONE, Odd.DARK]), LIMITS)
+    assert body.endswith(b'"payload":[null,"dark"]')
 
 
 def nested(depth: int, kind: type = list) -> Any:

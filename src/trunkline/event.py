@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
-from enum import Enum
 from operator import attrgetter
 from typing import Any, Final, Literal
 from uuid import UUID
@@ -234,7 +233,7 @@ def _check_headers(headers: Any, limits: Limits) -> None:
         check_text(f"header {name!r}", value, limits.header_bytes)
 
 
-_SCALARS = (str, int, bool, bytes, bytearray, type(None), datetime, Enum, UUID, Decimal)
+_SCALARS = (str, int, bool, bytes, bytearray, type(None), datetime, UUID, Decimal)
 _encode = msgspec.json.Encoder().encode
 _PAYLOAD = b',"payload":'
 _NEWLINE = ord("\n")  # the encoder writes none: it copied it from a msgspec.Raw
@@ -305,7 +304,7 @@ def check_value(value: Any, depth_max: int) -> None:
             children = item.values() if isinstance(item, dict) else item
             stack.extend((child, depth + 1) for child in children)
         elif not isinstance(item, _SCALARS):
-            # A struct, dataclass or the like: look at its plain form, and into a msgspec.Raw.
+            # A struct, an enum or the like: look at its plain form, and into a msgspec.Raw.
             stack.append((msgspec.to_builtins(item, enc_hook=decode_payload), depth))
 
 

@@ -739,6 +739,15 @@ class TestEvents:
         done = await http.get(f"/topics/t/{path}")
         assert (done.status_code, done.json()["code"]) == (404, "out_of_range")
 
+    async def test_a_mark_of_a_partition_that_is_not_there_is_told(
+        self, http: httpx.AsyncClient
+    ) -> None:
+        await publish(http, "t", 1)
+        for mark in ("99:1", "0:0,1:1"):
+            marks = {"last-event-id": mark}
+            done = await http.get("/topics/t/tail?limit=1&from=earliest", headers=marks)
+            assert (done.status_code, done.json()["code"]) == (404, "out_of_range")
+
     async def test_what_is_wrong_is_told_by_its_name(self, http: httpx.AsyncClient) -> None:
         await publish(http, "t", 1)
         url = "/topics/t/events"

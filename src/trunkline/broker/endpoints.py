@@ -308,12 +308,13 @@ async def _offset(ask: Ask, topic: str, partition: int, text: str, name: str = "
 async def tail(ask: Ask) -> Response:
     """Server-sent events, from the end on or from ``from``; ``Last-Event-ID`` goes on there."""
     name = await _known(ask, "read")
-    partitions = await _partitions(ask, name)
+    came = ask.request.headers.get("last-event-id", "")
+    partitions = await _partitions(ask, name, read_places(came))
     where = ask.query("where")
     wanted = None if where is None else compile_where(where)
     limit = ask.number("limit", 0, 0, 1_000_000)
     start = ask.query("from", "latest") or "latest"
-    after = read_mark(ask.request.headers.get("last-event-id", ""), partitions)
+    after = read_mark(came, partitions)
     places = {}
     for number in partitions:  # one that the mark does not name is younger than it
         text = str(after[number] + 1) if number in after else "earliest" if after else start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,7 @@ from opentelemetry.trace import (
 )
 from prometheus_client import CollectorRegistry
 
+import trunkline
 from trunkline.bus import Delivery
 from trunkline.buses.local import LocalBus
 from trunkline.errors import Denied, InvalidEvent, InvalidOption, Reject, StorageFull
@@ -407,6 +409,34 @@ async def test_a_copy_waits_for_the_one_that_is_being_handled(fails: bool) -> No
         assert await bus.drain(10)
         dead = [letter.origin async for letter in bus.dead_letters("orders").letters()]
     assert (calls, dead) == (([(1, 1), (2, 1)], [1]) if fails else ([(1, 1)], []))
+
+
+async def test_a_copy_waits_for_one_that_another_loop_handles() -> None:
+    calls: list[tuple[str, int]] = []
+    begun, go = threading.Event(), threading.Event()
+    dedup = Dedup()
+
+    def there(_event: Event, delivery: Delivery) -> None:
+        calls.append(("there", delivery.attempt))
+        begun.set()
+        go.wait(10)
+
+    with trunkline.open("memory:", middleware=[dedup]) as other:
+        other.on("orders", group="billing", workers=2)(there)
+        other.publish_many("orders", [1, 1], idem_key="a")
+        assert begun.wait(10)
+        assert other.drain(0.1) is False  # a copy waits there, too
+        async with make_bus(dedup) as bus:
+
+            @bus.on("orders", group="billing")
+            async def here(_event: Event, delivery: Delivery) -> None:
+                calls.append(("here", delivery.attempt))
+
+            await bus.publish("orders", 1, idem_key="a")
+            assert await bus.drain(0.1) is False
+            go.set()
+            assert await bus.drain(10)
+    assert calls == [("there", 1)]
 
 
 # -- guard -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from concurrent.futures import Future
 from typing import Any
 
 from trunkline.bus import Delivery, Outcome
@@ -25,25 +26,26 @@ class Dedup:
         if size < 1:
             raise InvalidOption("size is at least 1", name="size", value=size)
         self._size = size
-        self._done: OrderedDict[Key, None] = OrderedDict()
-        self._busy: dict[Key, asyncio.Event] = {}
+        self._done: OrderedDict[Key, bool] = OrderedDict()
+        self._busy: dict[Key, Future[None]] = {}
 
     async def handle(self, delivery: Delivery, call_next: HandleNext) -> Any:
         event = delivery.event
         key = (delivery.topic, delivery.group, event.idem_key or event.id)
-        while (busy := self._busy.get(key)) is not None:
-            await busy.wait()  # it may fail, and then this one is handled
-        if key in self._done:
-            self._done.move_to_end(key)
-            return None
-        ended = self._busy[key] = asyncio.Event()
+        mine: Future[None] = Future()
+        while (busy := self._busy.setdefault(key, mine)) is not mine:
+            # In whichever loop: a script may have several. It may fail, and then this is handled.
+            await asyncio.shield(asyncio.wrap_future(busy))
         try:
+            if self._done.pop(key, False):
+                self._done[key] = True
+                return None
             result = await call_next(delivery)
+            if delivery.outcome in (None, Outcome.ACK):
+                self._done[key] = True
+                if len(self._done) > self._size:
+                    self._done.popitem(last=False)
+            return result
         finally:
             del self._busy[key]
-            ended.set()
-        if delivery.outcome in (None, Outcome.ACK):
-            self._done[key] = None
-            if len(self._done) > self._size:
-                self._done.popitem(last=False)
-        return result
+            mine.set_result(None)

@@ -86,6 +86,37 @@ def test_a_handler_that_would_wait_for_itself_is_told(url: str) -> None:
         assert "plain function" in bus.dead_letters("orders").letters()[0].error
 
 
+@pytest.mark.parametrize("told_by", ["drain", "close"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_that_exits_is_told_and_nothing_hangs(
+    url: str, is_async: bool, told_by: str
+) -> None:
+    left = threading.Event()
+
+    def leave(_event: Event) -> None:
+        left.set()
+        raise SystemExit(3)
+
+    async def leave_there(event: Event) -> None:
+        leave(event)
+
+    bus = trunkline.open(url)
+    bus.on("orders", group="billing")(leave_there if is_async else leave)
+    bus.publish("orders", 1)
+    assert left.wait(10)
+    assert bus.publish("orders", 2).offset == 2
+    if told_by == "drain":
+        with pytest.raises(SystemExit, match="3"):
+            bus.drain(10)
+    with pytest.raises(SystemExit, match="3"):
+        bus.close()
+    bus.close()
+    assert "trunkline-sync" not in {thread.name for thread in threading.enumerate()}
+    with trunkline.open(url) as bus:
+        got = [delivery.offset for delivery in bus.subscribe("orders", group="x", timeout_s=0.1)]
+    assert got == ([] if url == "memory:" else [1, 2])
+
+
 def test_a_script_settles_dead_letters(url: str) -> None:
     with trunkline.open(url) as bus:
         bus.publish_many("orders", [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -87,15 +88,22 @@ class SyncDesk:
 class SyncBus:
     def __init__(self, url: str, **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="trunkline-sync", daemon=True
-        )
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name="trunkline-sync", daemon=True)
         self._thread.start()
         try:
             self.bus: LocalBus = self.call(_opened(url, options))
         except BaseException:
             self._end()
             raise
+
+    def _run(self) -> None:
+        """A handler that exits ends its group here, as any error of its task would, and is told by
+        ``drain`` and ``close``. asyncio lets it out of the loop besides, which others wait for.
+        """
+        while not self._ending:
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
 
     def call(self, job: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the bus to its end."""
@@ -197,6 +205,7 @@ class SyncBus:
                 self._end()
 
     def _end(self) -> None:
+        self._ending = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

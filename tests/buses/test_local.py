@@ -16,6 +16,7 @@ from trunkline.errors import (
     Closed,
     Conflict,
     InvalidEvent,
+    InvalidFilter,
     InvalidOption,
     OutOfRange,
     TrunklineError,
@@ -23,6 +24,7 @@ from trunkline.errors import (
 from trunkline.event import Event, Receipt
 from trunkline.log import atomic
 from trunkline.options import GroupOptions, TopicOptions
+from trunkline.pump import Pump
 from trunkline.store import GroupKey
 from trunkline.stores.memory import MemoryStore
 from trunkline.testing import ManualClock
@@ -317,6 +319,31 @@ async def test_a_bus_that_only_runs_is_closed_at_its_end() -> None:
         await running
     with pytest.raises(Closed):
         await bus.publish("orders", 2)
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.05])
+async def test_drain_tells_of_a_handler_that_ends_at_that_moment(
+    bus: LocalBus, monkeypatch: pytest.MonkeyPatch, late_s: float
+) -> None:
+    """Before its group is let go of, while that is done, and after it."""
+    leave = Pump.close
+
+    async def leave_late(pump: Pump) -> None:
+        await asyncio.sleep(late_s)
+        await leave(pump)
+
+    monkeypatch.setattr(Pump, "close", leave_late)
+
+    def fail(_event: Event) -> bool:
+        raise LookupError
+
+    bus.on("orders", group="billing", where=fail)(lambda event: None)
+    await bus.start()
+    await bus.publish("orders", 1)
+    with pytest.raises(InvalidFilter):
+        await bus.drain(10)
+    with pytest.raises(InvalidFilter):
+        await bus.stop()
 
 
 async def test_health_tells_of_a_handler_that_could_not_begin(bus: LocalBus) -> None:

@@ -350,6 +350,7 @@ class BusBase(ABC):
                 return False
             await asyncio.sleep(_LOOK_S)
             self._raise_failed()
+        self._raise_failed()  # what ended leaves nothing behind that could be unsettled here
         return True
 
     async def run(self) -> None:

@@ -92,10 +92,13 @@ class Pumps:
         return True
 
     async def lag(self) -> int:
-        """How many records the groups here have not settled."""
+        """How many records the groups here have not settled; one more for each that is being left,
+        of which that cannot be told any more.
+        """
         for subscription in list(self.subscriptions):
             await subscription.find()
-        return sum([await lag_of(self.store, key) for key in self])
+        lags = [await lag_of(self.store, key) for key in self]
+        return sum(lags) + sum(one.is_leaving for one in self.subscriptions)
 
     async def close(self) -> None:
         self.closed = True
@@ -225,6 +228,10 @@ class LocalSubscription:
     def is_ready(self) -> bool:
         """Whether a delivery is here already."""
         return bool(self._queue)
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._closed and not self._left.is_set()
 
     def take(self, limit: int) -> list[Delivery]:
         """Up to ``limit`` deliveries that are here already."""

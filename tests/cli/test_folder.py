@@ -90,6 +90,24 @@ def test_verify_finds_a_flipped_bit_in_a_compressed_segment(
     assert "t" in done.out
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["wal/t.head", "wal/t.00000001.jsonl", *(f"offsets/t__g.{e}" for e in ("journal", "lock"))],
+)
+@pytest.mark.parametrize("command", ["verify", "doctor"])
+def test_a_link_in_a_files_place_is_found(run: Run, home: Path, name: str, command: str) -> None:
+    run("pub", "t", "1")
+    assert run("sub", "t", "--group", "g", "--count", "1").code == 0
+    path = home / ".bus" / name
+    os.symlink(path.rename(home / "elsewhere"), path)
+
+    done = run(command, "--json")
+
+    assert (done.code, done.err) == (1, "")
+    found = [row for row in done.rows if row.get("severe") or row.get("level") == "error"]
+    assert f"not a plain file: {path}" in [row["problem"] for row in found]
+
+
 def test_verify_works_beside_writers(run: Run, start: Start) -> None:
     run("init")
     run("topic", "create", "t", "--segment-records", "100", "--retention-records", "500")

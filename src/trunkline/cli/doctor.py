@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from trunkline.cli import ERROR, OK, Commands, leaf
-from trunkline.cli.folder import verify_topics
+from trunkline.cli.folder import is_wrong, verify_topics
 from trunkline.cli.groups import group_row
 from trunkline.cli.places import URL, at_least, bus_path, bus_url, open_folder
 from trunkline.cli.render import Output, amount, progress, size
@@ -282,7 +282,7 @@ def _groups(folder: Folder, lag: int) -> Iterator[Diagnosis]:
             yield Diagnosis("error", place, error.message, f"{seek} N")
             continue
         except StorageError as error:
-            yield Diagnosis("note", place, f"not looked at: {error.message}", error.hint)
+            yield _unread(place, error)
             continue
         if ahead >= folder.bounds(key.topic, key.partition).next:
             problem = f"it has settled offset {ahead}, which the log does not reach"
@@ -297,6 +297,12 @@ def _groups(folder: Folder, lag: int) -> Iterator[Diagnosis]:
             )
 
 
+def _unread(place: str, error: StorageError) -> Diagnosis:
+    if is_wrong(error):
+        return Diagnosis("error", place, error.message, error.hint)
+    return Diagnosis("note", place, f"not looked at: {error.message}", error.hint)
+
+
 def _letters(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagnosis]:
     for name in filter(is_dead, sorted(topics)):
         first, end = folder.bounds(name, 0)
@@ -308,7 +314,7 @@ def _letters(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagno
             yield Diagnosis("error", name, error.message, remedy)
             continue
         except StorageError as error:
-            yield Diagnosis("note", name, f"not looked at: {error.message}", error.hint)
+            yield _unread(name, error)
             continue
         if count:
             topic = name.removesuffix(DEAD_SUFFIX)

@@ -15,7 +15,7 @@ from typing import Any
 from trunkline.cli import ERROR, OK, Commands, leaf
 from trunkline.cli.places import bus_path, bus_url, duration, open_folder, pick_topics
 from trunkline.cli.render import Output, Progress, amount, progress
-from trunkline.errors import Corrupt, StorageError, TrunklineError
+from trunkline.errors import Corrupt, LockTimeout, StorageError, TrunklineError, UnsupportedFormat
 from trunkline.log import atomic, upkeep
 from trunkline.log.folder import Folder
 from trunkline.log.upkeep import Finding
@@ -87,7 +87,16 @@ def verify_topics(
                 yield Finding(path, error.position, error.message)
             except StorageError as error:
                 place = f"{key.topic}/{key.partition} {key.group}"
-                yield Finding(place, 0, f"not looked at: {error.message}", severe=False)
+                severe = is_wrong(error)
+                said = error.message if severe else f"not looked at: {error.message}"
+                yield Finding(place, 0, said, severe)
+
+
+def is_wrong(error: StorageError) -> bool:
+    """Whether something is wrong with a file, a link in its place for example; else somebody, or
+    the system, or a newer format keeps us from looking at it.
+    """
+    return not (isinstance(error, LockTimeout | UnsupportedFormat) or "errno" in error.fields)
 
 
 def _verify_partition(folder: Folder, topic: str, partition: int) -> list[Finding]:

@@ -560,7 +560,7 @@ class Folder:
                 stack.callback(writer.close)
             for key, file in self._groups.items():
                 stack.callback(file.close)
-                if file.exists():
+                if file.group.created and file.exists():  # else it was merely asked about
                     stack.callback(self._save_group, key, file)
 
     def _save_group(self, key: GroupKey, file: GroupFile) -> None:

@@ -18,6 +18,7 @@ from trunkline.errors import Denied, FatalError, InvalidOption, Reject, Retry
 from trunkline.event import Event, Record
 from trunkline.group import Lease
 from trunkline.options import GroupOptions
+from trunkline.store import GroupKey
 from trunkline.testing import ManualClock
 from trunkline.worker import Keeper, adapt, check_handler, run
 
@@ -247,6 +248,30 @@ async def test_what_begins_while_the_keeper_sleeps_is_kept_by_its_own_timeout() 
         done.set()
         assert await bus.drain(30) is True
     assert tries == ["orders.made", "orders.paid"]
+
+
+@pytest.mark.parametrize("timeout_s", [1.0, 8.0, 14.0])
+async def test_what_begins_while_the_keeper_sleeps_is_kept_by_an_edited_policy(
+    timeout_s: float,
+) -> None:
+    clock, tries, done = ManualClock(), list[int](), asyncio.Event()
+    async with connect("memory:", clock=clock) as bus:
+
+        @bus.on("orders", group="billing", workers=3)
+        async def bill(event: Event) -> None:
+            tries.append(event.payload)
+            await done.wait()
+
+        await bus.publish("orders", 1)
+        await clock.run()
+        edited = GroupOptions(ack_timeout_s=timeout_s)
+        await bus.store.update(GroupKey("orders", 0, "billing"), lambda group: group.edit(edited))
+        await bus.publish("orders", 2)
+        for _ in range(160):
+            await clock.run(0.25)
+        done.set()
+        assert await bus.drain(30) is True
+    assert tries == [1, 2]
 
 
 async def test_a_keeper_of_many_workers_holds_up_nobody() -> None:

@@ -109,6 +109,7 @@ class Keeper:
         self._policy_of = policy_of
         self._timeouts: dict[str, float] = {}  # of the topics that were met so far
         self._look = asyncio.Event()
+        self._kept_from = 0.0  # what is leased until then would end before it is kept
         self._trouble = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -116,8 +117,8 @@ class Keeper:
         self._hands[worker] = delivery
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._keep())
-        elif delivery.topic not in self._timeouts:
-            self._look.set()  # its timeout may be shorter than the others'
+        elif delivery.topic not in self._timeouts or delivery.lease.until < self._kept_from:
+            self._look.set()  # its timeout may be shorter than the others', or than it was
 
     async def _keep(self) -> None:
         """Until nothing is at work: what is quick costs next to nothing so."""
@@ -128,7 +129,9 @@ class Keeper:
             before = at_work
             self._look.clear()
             await self._ask(at_work)
-            alarm = self._clock.call_later(min(self._timeouts.values()) / 4, self._look.set)
+            pause_s = min(self._timeouts.values()) / 4
+            self._kept_from = self._clock.monotonic() + 2 * pause_s
+            alarm = self._clock.call_later(pause_s, self._look.set)
             try:
                 await self._look.wait()
             finally:

@@ -10,7 +10,7 @@ import pytest
 
 from trunkline.errors import Conflict, Corrupt, LockTimeout, UnsupportedFormat
 from trunkline.group import Group, Item
-from trunkline.log import atomic
+from trunkline.log import atomic, upkeep
 from trunkline.log.folder import Folder, GroupKey
 from trunkline.log.journal import GroupFile
 from trunkline.log.line import close_line
@@ -297,6 +297,38 @@ def test_a_removed_group_begins_anew(folder: Folder, opener: Opener) -> None:
     assert folder.groups() == []
     other.step(KEY, lambda group: group.define(GroupOptions(), 0))
     assert settled(other) == settled(folder) == set()
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+@pytest.mark.parametrize("removed", range(5))
+def test_a_removal_that_is_cut_short_leaves_a_group_or_none(
+    folder: Folder,
+    opener: Opener,
+    root: str,
+    monkeypatch: pytest.MonkeyPatch,
+    removed: int,
+    renewed: bool,
+) -> None:
+    settle(folder, 1)
+    if renewed:
+        folder._groups[KEY].renew(1)
+    settle(folder, 2)
+    folder.close()
+    dies = opener()
+    remove = atomic.remove_files
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "remove_files", lambda paths: remove(paths[:removed]))
+        dies.remove_group(KEY)
+    dies.abandon()
+
+    after = opener()
+    assert after.groups() == ([KEY] if removed < 3 else [])
+    upkeep.tend(after)
+    assert bool(os.listdir(os.path.join(root, "offsets"))) is (removed < 3)
+    after.step(KEY, lambda group: group.define(GroupOptions(ordering="none"), 0))
+    assert settled(after) == ({1, 2} if removed < 3 else set())
+    after.remove_group(KEY)
+    assert os.listdir(os.path.join(root, "offsets")) == []
 
 
 def test_groups_that_come_and_go_leave_little_behind(folder: Folder) -> None:

@@ -220,7 +220,8 @@ class GroupFile:
         """
         with self.locked():
             try:
-                names = (".json", ".json.bak", ".journal", ".lock")
+                # A journal without the snapshot that it begins behind would be damage.
+                names = (".json.bak", ".journal", ".json", ".lock")
                 atomic.remove_files([self._stem + name for name in names])
             finally:
                 self._lose()

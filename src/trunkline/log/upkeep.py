@@ -266,6 +266,7 @@ def tend(folder: Folder, only: Collection[tuple[str, int]] | None = None) -> Non
     """
     if folder.is_full:  # was, and nobody may publish here, which would find out
         folder.is_full = not reserve.fill(folder.path, folder.options.reserve_bytes)
+    _clear_locks(folder)
     failed: TrunklineError | None = None
     for topic, options in folder.topics().items():
         for partition in range(options.partitions):
@@ -278,6 +279,16 @@ def tend(folder: Folder, only: Collection[tuple[str, int]] | None = None) -> Non
                 failed = failed or error
     if failed is not None:
         raise failed
+
+
+def _clear_locks(folder: Folder) -> None:
+    """Remove the locks of groups whose removal was cut short; who would use one makes another."""
+    names = set(folder.names("offsets"))
+    for name in names:
+        stem, _, kind = name.rpartition(".")
+        if kind == "lock" and names.isdisjoint((f"{stem}.journal", f"{stem}.json")):
+            with suppress(OSError):  # it is another user's, for example
+                atomic.remove_unlocked(os.path.join(folder.path, "offsets", name))
 
 
 def _tend(folder: Folder, topic: str, partition: int, options: TopicOptions) -> None:

@@ -33,6 +33,7 @@ DESK = "desk"
 _ERROR_BYTES = 1000
 _NAMED = 20  # in one message
 _PREFIX = "dlq-"
+MEANWHILE = "redriven or dropped meanwhile"
 
 
 class Letter(msgspec.Struct, frozen=True):
@@ -211,17 +212,19 @@ class Desk:
         rate: float | None = None,
         dry_run: bool = False,
         max_redrives: int = 3,
+        skip_closed: bool = False,
     ) -> AsyncIterator[Redrive]:
         """Give each record back to the one group that gave it up, with all its tries before it.
 
         ``where`` is that of ``subscribe``, ``rate`` is letters per second. A record that was
         redriven ``max_redrives`` times already is left alone: it would only come back. So is one
-        that the log holds no more.
+        that the log holds no more. ``offsets`` are open letters, or ``skip_closed`` says that they
+        need not be.
         """
         check_choice(offsets, rate, max_redrives)
         groups = set(await self._store.groups())
         pause_s = 0.0  # before the next one
-        async for letter in self._chosen(group, offsets, to_filter(where)):
+        async for letter in self._chosen(group, offsets, to_filter(where), skip_closed):
             if pause_s:
                 await self._clock.sleep(pause_s)
                 pause_s = 0.0
@@ -233,7 +236,7 @@ class Desk:
             refused = f"the group {letter.group} is gone" if key not in groups else ""
             refused = refused or await self._missing(letter)
             if await self._is_closed(letter):
-                refused = "redriven or dropped meanwhile"
+                refused = MEANWHILE
             if not (refused or dry_run):
                 refused = await self._give_back(letter, key)
                 pause_s = 1 / rate if rate and not refused else 0.0
@@ -246,10 +249,11 @@ class Desk:
         offsets: set[int] | None = None,
         where: str | Filter | None = None,
         dry_run: bool = False,
+        skip_closed: bool = False,
     ) -> AsyncIterator[Letter]:
         """Close letters without giving their records back."""
         check_choice(offsets)
-        async for letter in self._chosen(group, offsets, to_filter(where)):
+        async for letter in self._chosen(group, offsets, to_filter(where), skip_closed):
             if await self._is_closed(letter):
                 continue
             if not dry_run:
@@ -261,13 +265,15 @@ class Desk:
         group: str | None,
         offsets: set[int] | None,
         wanted: Filter | None,
+        skip_closed: bool,
     ) -> AsyncIterator[Letter]:
         found = [
             letter
             async for letter in self.letters(group=group)
             if offsets is None or letter.offset in offsets
         ]
-        check_open(self.topic, offsets, found)
+        if not skip_closed:
+            check_open(self.topic, offsets, found)
         for letter in [letter for letter in found if wanted is None or wanted(letter.event)]:
             yield letter
 

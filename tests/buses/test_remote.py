@@ -96,6 +96,23 @@ class TestTheWire:
                 assert await bus.link.call("lag", groups=[["t", "g"]]) == 500
             assert broker.hub.counts.evicted == 0
 
+    async def test_what_others_closed_meanwhile_is_told_and_the_rest_redriven(
+        self, broker: Broker
+    ) -> None:
+        async with RemoteBus(broker.url) as bus:
+            await bus.publish_many("t", [1, 2, 3])
+            async with bus.subscribe("t", group="g") as deliveries:
+                for _ in range(3):
+                    await (await anext(deliveries)).term("no")
+                await until(lambda: bus.bounds("t.DLQ"), (1, 4))
+            said = []
+            async for one in bus.dead_letters("t").redrive(rate=1e6):
+                said.append((one.letter.offset, one.refused))
+                if len(said) == 1:
+                    here = broker.hub.bus.dead_letters("t")
+                    assert [letter.offset async for letter in here.drop(offsets={2})] == [2]
+            assert said == [(1, ""), (2, "redriven or dropped meanwhile"), (3, "")]
+
     async def test_dead_letters_come_in_pages_and_are_redriven_by_the_page(
         self, broker: Broker, monkeypatch: pytest.MonkeyPatch
     ) -> None:

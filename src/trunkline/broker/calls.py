@@ -11,7 +11,6 @@ from msgspec import Meta
 
 from trunkline.broker.letters import page_of
 from trunkline.broker.session import Op, Session
-from trunkline.dead import Desk
 from trunkline.errors import InvalidOption, NotFound, reason
 from trunkline.options import TopicOptions, make
 from trunkline.requests import left
@@ -62,6 +61,13 @@ class _Letters(msgspec.Struct, forbid_unknown_fields=True):
     dry_run: bool = False
     max_redrives: int = 3
 
+    @property
+    def chosen(self) -> set[int] | None:
+        """The client has looked whether they are open. By now somebody else may have closed some,
+        or the client itself by a call that it repeats, because a connection was lost.
+        """
+        return None if self.offsets is None else set(self.offsets)
+
 
 async def _topics(session: Session, _args: dict[str, Any]) -> Any:
     found = await session.hub.bus.topics()
@@ -104,7 +110,7 @@ async def _letters(session: Session, args: dict[str, Any]) -> Any:
         group=asked.group,
         closed=asked.closed,
         start=asked.start,
-        offsets=None if asked.offsets is None else set(asked.offsets),
+        offsets=asked.chosen,
     )
     return found
 
@@ -117,11 +123,12 @@ async def _redrive(session: Session, args: dict[str, Any]) -> Any:
         done
         async for done in desk.redrive(
             group=asked.group,
-            offsets=await _still_open(desk, asked),
+            offsets=asked.chosen,
             where=asked.where,
             rate=asked.rate,
             dry_run=asked.dry_run,
             max_redrives=asked.max_redrives,
+            skip_closed=True,
         )
     ]
 
@@ -130,23 +137,16 @@ async def _drop(session: Session, args: dict[str, Any]) -> Any:
     asked = _args(args, _Letters)
     session.require("admin", check_topic(asked.topic))
     desk = session.hub.bus.dead_letters(asked.topic)
-    offsets = await _still_open(desk, asked)
     return [
         letter
         async for letter in desk.drop(
-            group=asked.group, offsets=offsets, where=asked.where, dry_run=asked.dry_run
+            group=asked.group,
+            offsets=asked.chosen,
+            where=asked.where,
+            dry_run=asked.dry_run,
+            skip_closed=True,
         )
     ]
-
-
-async def _still_open(desk: Desk, asked: _Letters) -> set[int] | None:
-    """The client has looked whether they are open. A call that it repeats, because a connection was
-    lost, has closed some.
-    """
-    if asked.offsets is None:
-        return None
-    wanted = set(asked.offsets)
-    return {one.offset async for one in desk.letters(group=asked.group) if one.offset in wanted}
 
 
 async def _lag(session: Session, args: dict[str, Any]) -> int:

@@ -18,7 +18,7 @@ from trunkline.bus import Delivery, Outcome
 from trunkline.buses.ahead import Ahead
 from trunkline.buses.link import Link
 from trunkline.clock import Clock
-from trunkline.dead import Letter, Redrive, check_choice, check_open
+from trunkline.dead import MEANWHILE, Letter, Redrive, check_choice, check_open
 from trunkline.errors import Closed, InvalidFilter, NotFound, TrunklineError
 from trunkline.event import Event, Record
 from trunkline.filters import Filter, to_filter
@@ -296,11 +296,11 @@ class RemoteDesk:
                     dry_run=dry_run,
                     max_redrives=max_redrives,
                 )
-                done = msgspec.convert(found, list[Redrive])
-                given = not dry_run and any(not one.refused for one in done)
+                done = {one.letter.offset: one for one in msgspec.convert(found, list[Redrive])}
+                given = not dry_run and any(not one.refused for one in done.values())
                 pause_s = 1 / rate if rate and given else 0.0
-                for one in done:
-                    yield one
+                for letter in part:  # what it says nothing of is open no more
+                    yield done.get(letter.offset) or Redrive(letter, MEANWHILE)
 
     async def drop(
         self,

@@ -36,7 +36,7 @@ _SPARE_RECORDS = 64
 _ACK_S = 0.005
 _RETRY_S = 0.2
 _LOOK_S = 10.0  # the wall clock may be set meanwhile, and what it made far is then near
-_CLOSE_S = 1.0
+_CLOSE_S, _VAIN_S, _VAIN_ROUNDS = 1.0, 0.02, 16
 
 
 class Outlet(Protocol):
@@ -119,6 +119,7 @@ class Pump:
         self._ahead: _Ahead | None = None
         self._gone: set[int] = set()  # in the window or redriven, but no longer in the log
         self._more = False
+        self._vain = 0  # rounds in a row that gave back all they took: nobody has room
         self._is_damaged = False  # the log, behind what is available
         self._said = _Said()
         self._buried: list[_Dead] = []  # held until their letters are durable
@@ -275,14 +276,15 @@ class Pump:
                 await asyncio.sleep(0)
             else:
                 await self._sleep()
+                if self._vain > _VAIN_ROUNDS:  # or two members tell each other of it for ever
+                    await asyncio.sleep(_VAIN_S)
 
     async def _give_up(self, error: Exception) -> None:
         """Tell the subscribers, and keep none: who comes later has a new try."""
         with contextlib.suppress(Exception):
             await self._update(take=False)
-        outlets, self._outlets = self._outlets, deque()
-        for outlet in outlets:
-            outlet.fail(error)
+        while self._outlets:
+            self._outlets.popleft().fail(error)
 
     async def _sleep(self) -> None:
         """Until woken, or until the group has something due."""
@@ -290,14 +292,12 @@ class Pump:
         assert group is not None
         now, wall = self._clock.monotonic(), self._clock.now().timestamp()
         delay = group.next_wakeup(now, wall)
-        if delay is None or (group.paused and delay <= 0):
-            await self._wake.wait()
-            return
-        at = now + min(delay, _LOOK_S)
-        if at < self._alarm_at:  # most often what is due first is due later than last time
-            self._cancel_alarm()
-            self._alarm_at = at
-            self._alarm = self._clock.call_later(at - now, self._ring_alarm)
+        if delay is not None and not (group.paused and delay <= 0):
+            at = now + min(delay, _LOOK_S)
+            if at < self._alarm_at:  # most often what is due first is due later than last time
+                self._cancel_alarm()
+                self._alarm_at = at
+                self._alarm = self._clock.call_later(at - now, self._ring_alarm)
         await self._wake.wait()
 
     def _ring_alarm(self) -> None:
@@ -341,6 +341,7 @@ class Pump:
         if self._buried:
             await self._bury()
         needs = len(self._said.back) > passed_over
+        self._vain = self._vain + 1 if len(self._said.back) >= len(taken.leases) > 0 else 0
         if self._more or not looked:  # what was noted may have made room in the window
             strays = bool(self._group.strays())
             needs = needs or strays

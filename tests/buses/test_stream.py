@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trunkline import connect
 from trunkline.buses.local import LocalBus
+from trunkline.event import Event
+from trunkline.pump import Pump
 from trunkline.store import GroupKey
 from trunkline.testing import ManualClock
 
@@ -49,6 +56,44 @@ async def test_room_that_a_timeout_makes_is_for_every_partition(
         waiting = asyncio.ensure_future(soon(stream))
         await clock.run(30.0)
         assert (await waiting).partition != lost.partition
+
+
+def is_of(kind: str, event: Event) -> bool:
+    return bool(event.payload == kind)
+
+
+async def test_members_do_not_keep_each_other_busy_with_what_nobody_has_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, work = 0, Pump._round
+
+    async def count(pump: Pump) -> bool:
+        nonlocal rounds
+        rounds += 1
+        return await work(pump)
+
+    monkeypatch.setattr(Pump, "_round", count)
+    async with connect(f"file:{tmp_path}") as one, connect(f"file:{tmp_path}") as two:
+        await one.publish_many("orders", ["x"] * 20)
+        async with contextlib.AsyncExitStack() as stack:
+            readers = []
+            for bus, kind in itertools.product((one, two), "xy"):
+                wanted = bus.subscribe(
+                    "orders", group="g", max_inflight=1, where=partial(is_of, kind)
+                )
+                stream = await stack.enter_async_context(wanted)
+                readers.append(asyncio.create_task(anext(stream)))
+            await asyncio.sleep(0.3)
+            before = rounds
+            await asyncio.sleep(0.5)
+            assert rounds - before < 100
+            assert [reader.done() for reader in readers] == [True, False] * 2
+            await one.publish("orders", "y")
+            await asyncio.wait(readers[1::2], timeout=5, return_when=asyncio.FIRST_COMPLETED)
+            assert sum(reader.done() for reader in readers) == 3
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
 
 
 async def test_none_of_several_topics_waits_for_another(bus: LocalBus) -> None:

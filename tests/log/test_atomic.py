@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import fcntl
 import io
 import os
 import stat
@@ -158,6 +159,27 @@ def test_only_a_lock_that_nobody_holds_is_removed(tmp_path: Path) -> None:
     atomic.remove_unlocked(path)
     atomic.remove_unlocked(path)
     assert not os.path.exists(path)
+
+
+def test_a_lock_that_was_made_anew_meanwhile_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = os.fspath(tmp_path / "lock")
+    os.close(atomic.open_file(path, os.O_RDWR | os.O_CREAT))
+    holds = -1
+
+    def delayed(fd: int, how: int) -> None:
+        nonlocal holds
+        monkeypatch.undo()
+        atomic.remove_unlocked(path)  # by another process, and a third one takes it
+        holds = atomic.open_file(path, os.O_RDWR | os.O_CREAT)
+        atomic.lock(holds, 0.0, path)
+        fcntl.flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", delayed)
+    atomic.remove_unlocked(path)
+    assert atomic.is_locked(path)
+    os.close(holds)
 
 
 def test_folders_are_made_with_their_parents(tmp_path: Path) -> None:

@@ -331,6 +331,18 @@ def test_a_removal_that_is_cut_short_leaves_a_group_or_none(
     assert os.listdir(os.path.join(root, "offsets")) == []
 
 
+def test_upkeep_leaves_the_lock_of_a_group_that_was_made_since_it_looked(
+    folder: Folder, opener: Opener, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = os.path.join(root, "offsets", f"{TOPIC}__g.lock")
+    settle(folder, 1)
+    assert os.path.exists(lock)
+    other = opener()
+    monkeypatch.setattr(other, "names", lambda _place: [os.path.basename(lock)])
+    upkeep.tend(other)
+    assert os.path.exists(lock)
+
+
 def test_groups_that_come_and_go_leave_little_behind(folder: Folder) -> None:
     policy = GroupOptions(max_retries=1)
     for number in range(300):

@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 import time
+from collections.abc import Iterable
 
 from trunkline.errors import LockTimeout, StorageError, StorageFull
 
@@ -173,15 +174,19 @@ def unlock(fd: int) -> None:
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-def remove_unlocked(path: str) -> None:
-    """Remove a lock file that nobody holds. Who opened it meanwhile finds it unlinked."""
+def remove_unlocked(path: str, unless: Iterable[str] = ()) -> None:
+    """Remove a lock file that nobody holds, if none of some other files is there. Who opened it
+    meanwhile finds it unlinked.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | _BASE)
     except FileNotFoundError:
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(path)
+        # Others remove it too: what has the name by now may be another file, which somebody holds.
+        if os.fstat(fd).st_nlink and not any(map(os.path.lexists, unless)):
+            os.unlink(path)
     except (BlockingIOError, FileNotFoundError):
         return
     finally:

@@ -283,12 +283,15 @@ def tend(folder: Folder, only: Collection[tuple[str, int]] | None = None) -> Non
 
 def _clear_locks(folder: Folder) -> None:
     """Remove the locks of groups whose removal was cut short; who would use one makes another."""
+    place = os.path.join(folder.path, "offsets")
     names = set(folder.names("offsets"))
     for name in names:
         stem, _, kind = name.rpartition(".")
-        if kind == "lock" and names.isdisjoint((f"{stem}.journal", f"{stem}.json")):
+        group = [f"{stem}.journal", f"{stem}.json"]
+        if kind == "lock" and names.isdisjoint(group):
+            made = [os.path.join(place, one) for one in group]  # since they were listed
             with suppress(OSError):  # it is another user's, for example
-                atomic.remove_unlocked(os.path.join(folder.path, "offsets", name))
+                atomic.remove_unlocked(os.path.join(place, name), unless=made)
 
 
 def _tend(folder: Folder, topic: str, partition: int, options: TopicOptions) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,3 +111,24 @@ def test_a_network_file_system_is_refused_unless_allowed(
     with pytest.raises(StorageError, match="nfs4"):
         FileStore(str(tmp_path))
     assert FileStore(str(tmp_path), allow_network=True).options == StoreOptions(allow_network=True)
+
+
+async def test_what_waits_for_room_does_not_grow_into_one_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Little room is enough to go on with."""
+    options: dict[str, Any] = {"on_full": "wait", "poll_s": 0.001, "publish_inflight": 3}
+    async with trunkline.connect(f"file:{tmp_path}", **options) as bus:
+        folder = bus.store.folder  # type: ignore[attr-defined]
+        append, tries = folder.append, list[int]()
+
+        def full(topic: str, partition: int, bodies: list[bytes], *rest: Any) -> Any:
+            tries.append(len(bodies))
+            if len(tries) < 10:
+                raise StorageFull("no room", path=folder.path)
+            return append(topic, partition, bodies, *rest)
+
+        monkeypatch.setattr(folder, "append", full)
+        done = await asyncio.gather(*(bus.publish("orders", number) for number in range(30)))
+    assert [receipt.offset for receipt in done] == list(range(1, 31))
+    assert max(tries) <= 2 * 3

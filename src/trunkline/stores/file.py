@@ -179,7 +179,7 @@ class FileStore:
         loop = self._loop or self._start()
         future: asyncio.Future[list[Receipt]] = asyncio.Future(loop=loop)
         batch = lane.next
-        if len(batch.events) >= self._inflight:
+        if lane.late or len(batch.events) >= self._inflight:
             batch = _Batch()
             lane.late.append(batch)
         batch.bodies += bodies
@@ -204,10 +204,6 @@ class FileStore:
         so a commit is done in place as long as syncs have been quick of late; else by a thread.
         """
         lane.now, lane.next = lane.next, _Batch()
-        while lane.late and len(lane.next.events) < self._inflight:
-            later = lane.late.popleft()
-            if not later.waiters[0].done():  # else it was cancelled
-                lane.next.add(later)
         try:
             lane.spread = self.folder.topic(lane.topic).partitions != 1
             if self._sync_s > self.options.inline_commit_s:
@@ -290,6 +286,10 @@ class FileStore:
             batch.fail(outcome)
         else:
             batch.settle(outcome)
+        while lane.late and len(lane.next.events) < self._inflight:
+            later = lane.late.popleft()
+            if not later.waiters[0].done():  # else it was cancelled
+                lane.next.add(later)
         if is_read:
             lane.fresh = monotonic() + _TURNS_S
         if lane.next.events:

@@ -143,3 +143,19 @@ async def test_what_expires_meets_the_policy_that_its_topic_has_by_then(tmp_path
                 await bus.publish("orders", "old", ttl_s=1.0, ts=datetime(2020, 1, 1, tzinfo=UTC))
                 await asyncio.sleep(0.02)
             assert (await waiting).event.payload == "old"
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+async def test_what_is_published_once_a_policy_is_defined_meets_it(
+    tmp_path: Path, kind: str
+) -> None:
+    old = datetime(2020, 1, 1, tzinfo=UTC)
+    url = "memory:" if kind == "memory" else f"file:{tmp_path}"
+    async with connect(url) as bus, bus.subscribe("orders", group="billing") as stream:
+        for number, policy in enumerate(("deliver", "drop", "deliver", "drop", "deliver")):
+            await bus.define("orders", ttl_policy=policy)
+            await bus.publish("orders", number, ttl_s=1.0, ts=old)
+            await bus.publish("orders", "fresh")
+            if policy == "deliver":
+                assert (await soon(stream)).event.payload == number
+            assert (await soon(stream)).event.payload == "fresh"

@@ -137,7 +137,9 @@ class LocalBus(BusBase):
 
     async def define(self, topic: str, **options: Any) -> None:
         """Set a topic's options; see ``TopicOptions``."""
-        await self.store.define(check_topic(topic), make(TopicOptions, options))
+        wanted = make(TopicOptions, options)
+        await self.store.define(check_topic(topic), wanted)
+        self._pumps.heed(topic, wanted)
 
     def dead_letters(self, topic: str) -> Desk:
         return Desk(self.store, check_topic(topic), self.clock)

@@ -91,6 +91,12 @@ class Pumps:
         del self._pumps[key]
         return True
 
+    def heed(self, topic: str, options: TopicOptions) -> None:
+        """Who defined these here relies on them now. What others define is found a little later."""
+        for key, pump in self._pumps.items():
+            if key.topic == topic:
+                pump.ttl = options.ttl_policy
+
     async def lag(self) -> int:
         """How many records the groups here have not settled; one more for each that is being left,
         of which that cannot be told any more.

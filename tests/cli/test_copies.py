@@ -138,6 +138,15 @@ def test_a_link_leads_to_where_the_folder_is(run: Run, home: Path) -> None:
     assert sorted(os.listdir(home / "disk")) == ["bus", "copy"]
 
 
+def test_the_name_that_is_given_says_whether_a_backup_is_an_archive(run: Run, home: Path) -> None:
+    """Also where it is a link to another name."""
+    run("pub", "t", "1")
+    (home / "latest.tgz").symlink_to("today")
+    assert run("backup", "latest.tgz").code == 0
+    assert (home / "today").is_file()
+    assert run("restore", "latest.tgz", "there").code == 0
+
+
 @pytest.mark.usefixtures("filled")
 def test_a_bus_in_use_is_not_replaced(run: Run, start: Start) -> None:
     run("backup", "b.tgz")

@@ -108,9 +108,9 @@ class _ToArchive:
 
 
 def run_backup(args: argparse.Namespace) -> int:
-    dest = os.path.realpath(args.dest)
-    packed = dest.endswith(_ARCHIVE)
-    if not packed and dest.endswith(_OTHER_ARCHIVES):
+    given = os.path.abspath(args.dest)  # it says what is asked for, not what a link of it leads to
+    dest, packed = os.path.realpath(given), given.endswith(_ARCHIVE)
+    if not packed and given.endswith(_OTHER_ARCHIVES):
         raise InvalidOption("an archive ends in .tar.gz or .tgz", hint="any other name is a folder")
     _check_free(dest, packed=packed, force=args.force)
     temp = f"{dest}.{secrets.token_hex(4)}.tmp"

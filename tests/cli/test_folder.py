@@ -11,6 +11,7 @@ import pytest
 
 from trunkline.cli import doctor
 from trunkline.log import atomic
+from trunkline.log.folder import Folder, GroupKey
 
 from .conftest import ENV, PROGRAM, Run, Start, lines
 
@@ -73,7 +74,6 @@ def test_verify_finds_a_flipped_bit_in_a_sealed_segment(
 def test_verify_finds_a_flipped_bit_in_a_compressed_segment(
     run: Run, home: Path, sealed: Path, share: float
 ) -> None:
-    from trunkline.log.folder import Folder
     from trunkline.log.upkeep import pack_segments
 
     folder = Folder(str(home / ".bus"))
@@ -94,18 +94,32 @@ def test_verify_finds_a_flipped_bit_in_a_compressed_segment(
     "name",
     ["wal/t.head", "wal/t.00000001.jsonl", *(f"offsets/t__g.{e}" for e in ("journal", "lock"))],
 )
+@pytest.mark.parametrize("dangles", [False, True])
 @pytest.mark.parametrize("command", ["verify", "doctor"])
-def test_a_link_in_a_files_place_is_found(run: Run, home: Path, name: str, command: str) -> None:
+def test_a_link_in_a_files_place_is_found(
+    run: Run, home: Path, name: str, command: str, dangles: bool
+) -> None:
     run("pub", "t", "1")
     assert run("sub", "t", "--group", "g", "--count", "1").code == 0
     path = home / ".bus" / name
     os.symlink(path.rename(home / "elsewhere"), path)
+    if dangles:
+        (home / "elsewhere").unlink()
+        (home / ".bus/offsets/t__g.json").unlink()
 
     done = run(command, "--json")
 
     assert (done.code, done.err) == (1, "")
     found = [row for row in done.rows if row.get("severe") or row.get("level") == "error"]
     assert f"not a plain file: {path}" in [row["problem"] for row in found]
+
+
+def test_verify_goes_on_where_a_group_was_removed_since_it_was_listed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("pub", "t", "1")
+    monkeypatch.setattr(Folder, "groups", lambda _folder: [GroupKey("t", 0, "gone")])
+    assert run("verify").code == 0
 
 
 def test_verify_works_beside_writers(run: Run, start: Start) -> None:

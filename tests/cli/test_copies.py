@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from trunkline.log import atomic
+
 from .conftest import Done, Run, Start, lines
 
 
@@ -145,6 +147,29 @@ def test_the_name_that_is_given_says_whether_a_backup_is_an_archive(run: Run, ho
     assert run("backup", "latest.tgz").code == 0
     assert (home / "today").is_file()
     assert run("restore", "latest.tgz", "there").code == 0
+
+
+@pytest.mark.parametrize("moves", [1, 2])
+def test_a_bus_is_there_whenever_its_replacement_is_interrupted(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, moves: int
+) -> None:
+    run("pub", "t", "1")
+    run("backup", "copy")
+    run("pub", "other", "2")
+    move = atomic.move_file
+    done = 0
+
+    def interrupted(source: str, target: str) -> None:
+        nonlocal done
+        done += 1
+        move(source, target)
+        if done == moves:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "move_file", interrupted)
+        assert run("restore", "copy", ".bus", "--force").code == 130
+    assert run("topic", "ls", "-q").out == ("other\nt\n" if moves == 1 else "t\n")
 
 
 @pytest.mark.usefixtures("filled")

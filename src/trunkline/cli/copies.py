@@ -296,8 +296,13 @@ def run_restore(args: argparse.Namespace) -> int:
         if not args.dry_run:
             if taken:
                 old = f"{dest}.{secrets.token_hex(4)}.old"
-                atomic.move_file(dest, old)
-                atomic.move_file(temp, dest)
+                try:
+                    atomic.move_file(dest, old)
+                    atomic.move_file(temp, dest)
+                except BaseException:
+                    if not os.path.lexists(dest):
+                        atomic.move_file(old, dest)
+                    raise
                 _discard(old)
             else:
                 atomic.move_file(temp, dest)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trunkline.broker import letters
 from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
 from trunkline.broker.session import Session
@@ -112,6 +113,24 @@ class TestTheWire:
                     here = broker.hub.bus.dead_letters("t")
                     assert [letter.offset async for letter in here.drop(offsets={2})] == [2]
             assert said == [(1, ""), (2, "redriven or dropped meanwhile"), (3, "")]
+
+    async def test_what_others_closed_meanwhile_is_not_told_as_dropped(
+        self, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(letters, "_PAGE_BYTES", 1)
+        async with RemoteBus(broker.url) as bus:
+            await bus.publish_many("t", [1, 2, 3])
+            async with bus.subscribe("t", group="g") as deliveries:
+                for _ in range(3):
+                    await (await anext(deliveries)).term("no")
+                await until(lambda: bus.bounds("t.DLQ"), (1, 4))
+            dropped = []
+            async for letter in bus.dead_letters("t").drop():
+                dropped.append(letter.offset)
+                if len(dropped) == 1:
+                    here = broker.hub.bus.dead_letters("t")
+                    assert [one.refused async for one in here.redrive(offsets={2})] == [""]
+            assert dropped == [1, 3]
 
     async def test_dead_letters_come_in_pages_and_are_redriven_by_the_page(
         self, broker: Broker, monkeypatch: pytest.MonkeyPatch

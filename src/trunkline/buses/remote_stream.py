@@ -315,7 +315,8 @@ class RemoteDesk:
         for page in await self._chosen(group, offsets, to_filter(where)):
             if not dry_run:
                 places = [letter.offset for letter in page]
-                await self._bus.link.call("drop", topic=self.topic, offsets=places)
+                found = await self._bus.link.call("drop", topic=self.topic, offsets=places)
+                page = msgspec.convert(found, list[Letter])  # without what others closed meanwhile
             for letter in page:
                 yield letter
 

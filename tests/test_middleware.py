@@ -439,6 +439,25 @@ async def test_a_copy_waits_for_one_that_another_loop_handles() -> None:
     assert calls == [("there", 1)]
 
 
+async def test_a_copy_that_waits_no_more_leaves_the_one_that_is_handled_alone() -> None:
+    dedup, go = Dedup(), asyncio.Event()
+
+    async def handle(_delivery: Delivery) -> str:
+        await go.wait()
+        return "done"
+
+    async with make_bus() as bus, bus.subscribe("orders", group="billing") as stream:
+        await bus.publish("orders", 1, idem_key="a")
+        await bus.publish("orders", 1, idem_key="a")
+        first = asyncio.create_task(dedup.handle(await anext(stream), handle))
+        copy = asyncio.create_task(dedup.handle(await anext(stream), handle))
+        await asyncio.sleep(0.01)
+        copy.cancel()
+        await asyncio.wait([copy])
+        go.set()
+        assert await first == "done"
+
+
 # -- guard -------------------------------------------------------------------------------------
 
 

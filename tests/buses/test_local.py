@@ -346,6 +346,26 @@ async def test_drain_tells_of_a_handler_that_ends_at_that_moment(
         await bus.stop()
 
 
+async def test_drain_tells_of_a_handler_that_ended_while_it_looked(
+    bus: LocalBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look_late() -> int:
+        await asyncio.wait(bus._workers)
+        return 0
+
+    def fail(_event: Event) -> bool:
+        raise LookupError
+
+    bus.on("orders", group="billing", where=fail)(lambda event: None)
+    await bus.start()
+    await bus.publish("orders", 1)
+    monkeypatch.setattr(bus, "_unsettled", look_late)
+    with pytest.raises(InvalidFilter):
+        await bus.drain(10)
+    with pytest.raises(InvalidFilter):
+        await bus.stop()
+
+
 async def test_health_tells_of_a_handler_that_could_not_begin(bus: LocalBus) -> None:
     assert (await bus.health())["ok"] is True
     async with bus.subscribe("orders", group="billing", policy=GroupOptions(max_retries=1)):

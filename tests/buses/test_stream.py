@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from trunkline import connect
@@ -129,6 +130,21 @@ async def test_what_lies_unread_from_before_a_seek_is_not_delivered(
         bus.store.bell.ring(None)
         await clock.settle()
         assert (await soon(stream)).offset == 901
+
+
+async def test_what_lies_unread_from_before_a_seek_is_left_to_who_has_it_now(
+    bus: LocalBus,
+) -> None:
+    """Another process may be the first to take it again: with as many tries, of another era."""
+    await bus.publish_many("orders", list(range(1000)))
+    async with bus.subscribe("orders", group="billing") as stream:
+        while not stream.is_ready:
+            await (await soon(stream)).ack()
+        (pump,) = set(stream._open.values())
+        old = [delivery.lease for delivery in stream._open]
+        new = {one.offset: msgspec.structs.replace(one, era=one.era + 1) for one in old}
+        stream.keep(pump, new)
+        assert not stream.is_ready
 
 
 async def test_what_expires_meets_the_policy_that_its_topic_has_by_then(tmp_path: Path) -> None:

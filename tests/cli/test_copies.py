@@ -133,6 +133,7 @@ def test_a_link_leads_to_where_the_folder_is(run: Run, home: Path) -> None:
 
     assert run("backup", "copy").code == 0
     assert run("backup", "--url", "file:disk/copy", "copy/inside").code == 4
+    assert run("backup", "--url", "file:copy", "disk/copy/inside").code == 4
     run("pub", "--url", "file:bus", "other", "2")
     assert run("restore", "copy", "bus", "--force").code == 0
     assert run("topic", "ls", "-q", "--url", "file:disk/bus").out == "t\n"

@@ -343,6 +343,20 @@ def test_upkeep_leaves_the_lock_of_a_group_that_was_made_since_it_looked(
     assert os.path.exists(lock)
 
 
+def test_who_merely_asked_about_a_group_saves_nothing_of_it(
+    folder: Folder, opener: Opener, root: str
+) -> None:
+    """It would read the log for it, which may be what cannot be read."""
+    settle(folder, 1)
+    folder.close()
+    head = os.path.join(root, "wal", f"{TOPIC}.head")
+    os.unlink(head)
+    os.symlink("nowhere", head)
+    other = opener()
+    assert other.has_group(KEY)
+    other.close()
+
+
 def test_groups_that_come_and_go_leave_little_behind(folder: Folder) -> None:
     policy = GroupOptions(max_retries=1)
     for number in range(300):

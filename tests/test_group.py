@@ -310,8 +310,10 @@ def test_another_policy_is_told_by_what_differs() -> None:
         group.define(GroupOptions(max_retries=2), 0)
     hint = told.value.hint
     assert hint.endswith("trunkline group edit TOPIC GROUP --max-retries 2 --ordering key")
-    with pytest.raises(Conflict, match=r"^group billing on orders has another policy"):
-        group.define(GroupOptions(), 0, name="group billing on orders")
+    with pytest.raises(Conflict, match=r"^group billing on orders has another policy") as told:
+        group.define(GroupOptions(max_retries=2), 0, topic="orders", name="billing")
+    hint = told.value.hint
+    assert hint.endswith("trunkline group edit orders billing --max-retries 2 --ordering key")
 
 
 def test_an_edit_keeps_the_place_and_counts_from_the_next_lease_on() -> None:

@@ -364,13 +364,13 @@ class Group:
         if options != self.options:
             self._do(Edited(options))
 
-    def define(self, options: GroupOptions, floor: int, *, name: str = "the group") -> None:
+    def define(self, options: GroupOptions, floor: int, *, topic: str = "", name: str = "") -> None:
         """Create the group, or check that it has this policy."""
         check_policy(options)
         if not self.created:
             self._do(Created(floor, options, self.era))
         elif options != self.options:
-            raise other_policy(name, self.options, options)
+            raise other_policy(topic, name, self.options, options)
 
     def begin_anew(self) -> None:
         """Be a group again, if it was removed: its members are at work, and there is something."""

@@ -90,16 +90,17 @@ def check_policy(policy: object) -> None:
         raise InvalidOption(f"a policy is GroupOptions, not {policy!r}", name="policy")
 
 
-def other_policy(name: str, have: Options, want: Options) -> Conflict:
+def other_policy(topic: str, group: str, have: Options, want: Options) -> Conflict:
     changes = differences(have, want)
     told = (f"{option} {old} -> {new}" for option, old, new in changes)
     flags = (f"--{option.replace('_', '-')} {new}" for option, _, new in changes)
+    name = f"group {group} on {topic}" if group else "the group"
     return Conflict(
         f"{name} has another policy: {', '.join(told)}",
         have=have,
         want=want,
         hint="leave the policy out to keep the old one, or change it for every member: "
-        f"trunkline group edit TOPIC GROUP {' '.join(flags)}",
+        f"trunkline group edit {topic or 'TOPIC'} {group or 'GROUP'} {' '.join(flags)}",
     )
 
 

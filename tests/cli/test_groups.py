@@ -276,7 +276,7 @@ async def test_an_edit_beside_running_members_counts_for_them(run: Run, home: Pa
             with pytest.raises(Conflict, match="group g on t has another policy") as told:
                 async with bus.subscribe("t", group="g", policy=first):
                     pass
-            assert "trunkline group edit" in told.value.hint
+            assert "trunkline group edit t g --max-retries 50" in told.value.hint
             letters: list[Letter] = []
             while not letters:  # it is written while the next record is handed out
                 letters = [letter async for letter in bus.dead_letters("t").letters()]

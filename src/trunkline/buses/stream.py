@@ -67,8 +67,10 @@ class Pumps:
         if key not in self._pumps:
             await self._define_group(key, start, policy, default)
         elif policy is not None:
-            name = _name(key)
-            await self.store.update(key, lambda group: group.define(policy, 0, name=name))
+            topic, name = key.topic, key.group
+            await self.store.update(
+                key, lambda group: group.define(policy, 0, topic=topic, name=name)
+            )
         found = self._pumps.get(key)  # only now: it may have been closed meanwhile
         if found is None:
             found = Pump(
@@ -134,7 +136,7 @@ class Pumps:
                 group.define(wanted, floor)
                 group.pause(paused)
             elif policy is not None:
-                group.define(policy, floor, name=_name(key))
+                group.define(policy, floor, topic=key.topic, name=key.group)
             return group.last_settled
 
         settled = await self.store.update(key, define)
@@ -466,10 +468,6 @@ class LocalSubscription:
                     await asyncio.sleep(0)  # there may be many, and others have their turn, too
                 else:
                     self._pumps[key].ttl = options.ttl_policy  # it may be another one now
-
-
-def _name(key: GroupKey) -> str:
-    return f"group {key.group} on {key.topic}"
 
 
 def _ways(group: Group) -> tuple[GroupOptions, bool, bool]:

@@ -49,8 +49,8 @@ def test_tokens_are_made_listed_and_revoked(
     assert "revoked" in capsys.readouterr().out
     run("token", "ls", "--url", url)
     assert "revoked" in capsys.readouterr().out
-    with pytest.raises(NotFound):
-        run("token", "revoke", "nothing", "--url", url)
+    with pytest.raises(NotFound, match="trunkline token ls"):
+        run("token", "revoke", "shop", "--url", url)
     with pytest.raises(InvalidOption):
         run("token", "create", "shop", "--url", url)
 

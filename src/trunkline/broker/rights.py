@@ -101,7 +101,9 @@ class Rights:
         await self.refresh()
         token = self.tokens.get(name)
         if token is None:
-            raise NotFound(f"there is no token {name}", token=name)
+            raise NotFound(
+                f"there is no token {name}", token=name, hint="trunkline token ls has their ids"
+            )
         token = msgspec.structs.replace(token, revoked=True)
         await self._keep(token)
         return token

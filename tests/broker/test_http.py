@@ -972,9 +972,13 @@ class TestTheBroker:
                 at = at[step.replace("~1", "/").replace("~0", "~")]
 
     async def test_an_unknown_path_or_method_is_told(self, http: httpx.AsyncClient) -> None:
-        assert (await http.get("/nothing")).status_code == 404
+        for path in ("/", "/nothing"):
+            done = await http.get(path)
+            assert (done.status_code, done.json()["code"]) == (404, "not_found")
+            assert "/openapi.json" in done.json()["hint"]
         done = await http.patch("/topics")
-        assert done.status_code == 405
+        assert (done.status_code, done.json()["code"]) == (405, "bad_method")
+        assert "/openapi.json" in done.json()["hint"]
         assert {"GET", "POST"} <= set(done.headers["allow"].split(", "))
 
     async def test_every_answer_forbids_what_a_browser_might_do(

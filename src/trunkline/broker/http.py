@@ -335,8 +335,9 @@ def application(hub: Hub, gate: Gate) -> Any:
 
     async def missing(_request: Request, error: Any) -> Response:
         code = "not_found" if error.status_code == 404 else "bad_method"
+        hint = "/openapi.json describes what there is"
         return Response(
-            _encode({"code": code, "message": str(error.detail)}),
+            _encode({"code": code, "message": str(error.detail), "hint": hint}),
             error.status_code,
             error.headers,
             media_type="application/json",

@@ -113,6 +113,28 @@ async def test_a_broker_that_is_away_is_told_once_and_so_is_its_return(
     assert [record.getMessage() for record in caplog.records] == [away, back, away]
 
 
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [("127.0.0.1:{}/other", "the path is /"), ("0.0.0.0:{}", "--name")],
+)
+async def test_an_address_that_a_broker_does_not_answer_to_is_told_with_what_to_do(
+    where: str, told: str
+) -> None:
+    async with Broker(BrokerOptions(url="memory:", port=0, metrics_s=0)) as broker:
+        url = f"ws://{where.format(broker.port)}"
+        async with RemoteBus(url, patience_s=0) as bus:  # as long as the first attempt takes
+            with pytest.raises(ConnectionLost, match=told):
+                await bus.publish("t", 1)
+
+
+async def test_an_address_where_nothing_listens_is_told_the_usual_port(port: int) -> None:
+    """Without a port it is that of the web, which is easily forgotten."""
+    url = f"ws://127.0.0.1:{port}"
+    async with RemoteBus(url, patience_s=0) as bus:
+        with pytest.raises(ConnectionLost, match="7070"):
+            await bus.publish("t", 1)
+
+
 _FORKED = """
 import asyncio, os, sys
 from trunkline import connect

@@ -58,7 +58,10 @@ class Gate:
         """Status and reason, if this request must not go on."""
         host = headers.get("Host", "")
         if self._check_hosts and _name_of(host) not in self._hosts:
-            return 421, "this broker is not addressed by that name"
+            return (
+                421,
+                "this broker does not go by that name: 'trunkline serve --name HOST' lets it",
+            )
         origin = headers.get("Origin")
         if origin is not None and not self._is_ours(origin, host):
             return 403, "this origin may not connect"

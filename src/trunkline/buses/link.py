@@ -67,7 +67,14 @@ _BYTES_AT_ONCE = 16 * 1024
 _ACKS_AT_ONCE = 16
 _WHOLE = (WSMsgType.TEXT, WSMsgType.BINARY)
 _REFUSED = "connection refused"
-_SERVE = "is the broker running? 'trunkline serve' starts one"
+_UNNAMED = "the broker does not go by that name"
+_NOWHERE = "there is no broker at that path"
+_ANSWERS = {404: _NOWHERE, 421: _UNNAMED}
+_HINTS = {
+    _REFUSED: "is the broker running? 'trunkline serve' starts one, at port 7070 unless told",
+    _UNNAMED: "'trunkline serve --name HOST' lets it",
+    _NOWHERE: "the path is /",
+}
 _TOKEN = "pass token= or set TRUNKLINE_TOKEN; 'trunkline token create' makes one"
 
 
@@ -359,8 +366,8 @@ class Link:
         for corr, ask in list(self._asks.items()):
             if self._deadline(ask) > now:
                 break  # they are in the order in which they were asked
-            hint = _SERVE if why == _REFUSED else ""
-            self._settle(corr, ConnectionLost(f"no connection to {self.url}: {why}", hint=hint))
+            said = f"no connection to {self.url}: {why}"
+            self._settle(corr, ConnectionLost(said, hint=_HINTS.get(why, "")))
         self._wait()
 
     async def _connect(self) -> None:
@@ -391,7 +398,7 @@ class Link:
                     hint=_TOKEN if status == 401 else "",
                     status=status,
                 ) from error
-            raise ConnectionLost(str(error)) from error
+            raise ConnectionLost(_ANSWERS.get(status, str(error))) from error
         except (WSError, EOFError, ValueError) as error:
             raise ConnectionLost(str(error)) from error
         if transport.is_disconnected:  # it can end with the handshake, and nobody is told then

@@ -142,6 +142,7 @@ def test_topics_by_list_pattern_and_assignment(tmp_path: Path) -> None:
     folder = Folder(root)
     append(folder, [make_event(0, topic="orders.eu")])
     append(folder, [make_event(0, topic="orders.us")])
+    append(folder, [make_event(0, topic="orders.DLQ", headers={"dlq-reason": "rejected"})])
     folder.close()
     catalog = Catalog(root)
 
@@ -150,6 +151,8 @@ def test_topics_by_list_pattern_and_assignment(tmp_path: Path) -> None:
 
     assert chosen(subscribe="orders,orders.eu") == [("orders", 0), ("orders", 1), ("orders.eu", 0)]
     assert chosen(subscribe="orders.*") == [("orders.eu", 0), ("orders.us", 0)]
+    assert chosen(subscribe="orders.>") == [("orders.eu", 0), ("orders.us", 0)]
+    assert chosen(subscribe="*.DLQ") == chosen(subscribe="orders.DLQ") == [("orders.DLQ", 0)]
     assert chosen(subscribePattern=r".*\.us") == [("orders.us", 0)]
     assert chosen(assign='{"orders":[1]}') == [("orders", 1)]
     with pytest.raises(NotFound, match="orders has partitions 0 to 1"):

@@ -309,6 +309,9 @@ def test_what_has_the_same_keys_is_replaced(spark: SparkSession) -> None:
         ("coord.*", "coord.claim", True),
         ("coord.*", "coord.claim.x", False),
         ("coord.>", "coord.claim.x", True),
+        ("coord.>", "coord.claim.DLQ", False),
+        ("coord.*", "coord.DLQ", False),
+        ("coord.*.DLQ", "coord.claim.DLQ", True),
         ("orders", "ordersX", False),
     ],
 )

@@ -21,7 +21,7 @@ from trunkline.spark.extents import Catalog as FolderCatalog
 from trunkline.spark.remote import RemoteCatalog, is_remote
 from trunkline.spark.scan import BadRecords, OffsetRange, lost
 from trunkline.spark.tier import lake_first, lake_seek
-from trunkline.topics import check_group, check_pattern, check_topic, is_pattern, matches
+from trunkline.topics import check_group, check_pattern, check_topic, is_dead, is_pattern, matches
 
 if TYPE_CHECKING:
     from trunkline.spark.lake import LakeFile
@@ -354,7 +354,11 @@ def chosen_partitions(catalog: Catalog, choice: Selection) -> list[tuple[str, in
         names = []
         for name in choice.topics:
             if is_pattern(name):
-                names += [topic for topic in topics if matches(name, topic)]
+                names += [
+                    topic
+                    for topic in topics
+                    if matches(name, topic) and (not is_dead(topic) or is_dead(name))
+                ]
             else:
                 if name not in topics:
                     catalog.partitions(name)  # says so

@@ -34,6 +34,7 @@ from trunkline.spark.pipelines import ACTOR, Made, Pipeline, as_events
 from trunkline.spark.replay import pick, replay
 from trunkline.spark.said import line_of
 from trunkline.spark.tidy import tidy
+from trunkline.topics import is_dead
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +50,7 @@ _SEGMENTS: Final = "root string, topic string, partition int, segment bigint"
 _BATCH: Final = 250_000
 _COPIED: Final = 1_000_000  # rows of a batch that is only written: each makes files of its own
 _TASKS: Final = 64
+_ALIVE: Final = r"(?!.*\.DLQ$)"  # a topic that does not hold dead letters
 _TIDY_EVERY: Final = 50  # batches
 # Spark gives a worker ten seconds to start, which a busy machine may not keep; a query that failed
 # so is simply begun again.
@@ -416,18 +418,20 @@ def upsert(table: DataFrame | None, rows: DataFrame, keys: tuple[str, ...]) -> D
 
 def topic_shape(pattern: str) -> str:
     """A pattern of topics as a regular expression. None is every topic; ``>`` alone leaves out what
-    the bus says of itself and dead letters; ``*.DLQ`` are the dead letters of every topic.
+    the bus says of itself; ``*.DLQ`` are the dead letters of every topic, which no pattern has that
+    does not end so.
     """
     if not pattern:
         return ".*"
     if pattern == ">":
-        return r"(?!system\.)(?!.*\.DLQ$).*"
+        return rf"(?!system\.){_ALIVE}.*"
     if pattern == "*.DLQ":
         return r".*\.DLQ"
     words = [re.escape(word) for word in pattern.split(".")]
     if words[-1] == ">":
         words[-1] = ".+"
-    return r"\.".join(r"[^.]+" if word == r"\*" else word for word in words)
+    shape = r"\.".join(r"[^.]+" if word == r"\*" else word for word in words)
+    return shape if is_dead(pattern) else _ALIVE + shape
 
 
 def read_outcomes(lake: Lake) -> list[Ran]:

@@ -165,3 +165,9 @@ def test_what_is_no_clock_is_refused_before_a_folder_is_made(
     with pytest.raises(InvalidOption, match="a clock has now"):
         trunkline.connect(url.format(tmp_path / "bus"), clock=clock)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, True, 0])
+def test_what_is_no_context_for_tls_is_refused_before_there_is_a_connection(wrong: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"tls is an ssl\.SSLContext"):
+        trunkline.connect("wss://127.0.0.1:1", tls=wrong)

@@ -74,6 +74,7 @@ _HINTS = {
     _REFUSED: "is the broker running? 'trunkline serve' starts one, at port 7070 unless told",
     _UNNAMED: "'trunkline serve --name HOST' lets it",
     _NOWHERE: "the path is /",
+    "CERTIFICATE_VERIFY_FAILED": "tls=ssl.create_default_context(cafile=…) trusts that authority",
 }
 _TOKEN = "pass token= or set TRUNKLINE_TOKEN; 'trunkline token create' makes one"
 
@@ -366,8 +367,8 @@ class Link:
         for corr, ask in list(self._asks.items()):
             if self._deadline(ask) > now:
                 break  # they are in the order in which they were asked
-            said = f"no connection to {self.url}: {why}"
-            self._settle(corr, ConnectionLost(said, hint=_HINTS.get(why, "")))
+            hint = next((_HINTS[word] for word in _HINTS if word in why), "")
+            self._settle(corr, ConnectionLost(f"no connection to {self.url}: {why}", hint=hint))
         self._wait()
 
     async def _connect(self) -> None:

@@ -30,6 +30,7 @@ from trunkline.errors import (
     InvalidFilter,
     InvalidOption,
     TrunklineError,
+    spelt,
 )
 from trunkline.event import Event, Receipt, Record, check_value
 from trunkline.filters import check_filter
@@ -78,6 +79,8 @@ class RemoteBus(BusBase):
         if chosen.audit:
             hint = "trunkline serve --audit"
             raise InvalidOption("audit is told by the broker, not here", name="audit", hint=hint)
+        if tls is not None and not isinstance(tls, ssl.SSLContext):
+            raise InvalidOption(f"tls is an ssl.SSLContext, not {spelt(tls)}", name="tls")
         super().__init__(chosen, clock, limits, middleware, on_publish, on_message)
         self.link = Link(
             url,

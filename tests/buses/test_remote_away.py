@@ -15,7 +15,7 @@ from trunkline.access import EVERYTHING
 from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
 from trunkline.buses.remote import RemoteBus
-from trunkline.errors import ConnectionLost, Denied
+from trunkline.errors import ConnectionLost, Denied, InvalidOption
 
 LONG_S = 20  # much longer than anything here takes
 
@@ -125,6 +125,21 @@ async def test_an_address_that_a_broker_does_not_answer_to_is_told_with_what_to_
         async with RemoteBus(url, patience_s=0) as bus:  # as long as the first attempt takes
             with pytest.raises(ConnectionLost, match=told):
                 await bus.publish("t", 1)
+
+
+async def test_a_token_is_taken_from_a_file_with_the_newline_at_its_end(broker: Broker) -> None:
+    text, _ = await broker.hub.rights.create("shop", [EVERYTHING])
+    async with RemoteBus(broker.url, token=f"{text}\n", patience_s=0) as bus:
+        assert (await bus.publish("t", 1)).offset == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", ["tl_1\r\nX-Other: 1", "two words", "t\0", "tökén", b"tl_1", 7, "\n"]
+)
+def test_what_cannot_be_a_token_is_refused_and_not_shown(wrong: Any) -> None:
+    with pytest.raises(InvalidOption, match="a token is one word") as told:
+        RemoteBus("ws://127.0.0.1:1", token=wrong)
+    assert str(wrong).strip() == "" or str(wrong) not in str(told.value)
 
 
 async def test_an_address_where_nothing_listens_is_told_the_usual_port(port: int) -> None:

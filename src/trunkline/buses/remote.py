@@ -85,7 +85,7 @@ class RemoteBus(BusBase):
         self.link = Link(
             url,
             self,
-            token=token or os.environ.get("TRUNKLINE_TOKEN") or None,
+            token=_one_word(token or os.environ.get("TRUNKLINE_TOKEN")),
             tls=tls,
             options=make(ClientOptions, options),
         )
@@ -345,3 +345,14 @@ def _check_where(text: str) -> None:
     except InvalidFilter as error:
         if "needs" not in error.fields:
             raise
+
+
+def _one_word(token: object) -> str | None:
+    """A token as a header can carry it; one that was read from a file ends with a newline."""
+    if not token:
+        return None
+    word = token.strip() if isinstance(token, str) else ""
+    if not word or not all("!" <= char <= "~" for char in word):
+        hint = "as 'trunkline token create' printed it"
+        raise InvalidOption("a token is one word of ASCII", name="token", hint=hint)
+    return word

@@ -122,6 +122,17 @@ async def test_a_token_made_while_the_broker_runs_is_asked_for_within_seconds(
             assert (await two.ask("PUBLISH", topic="u", payload=1))["code"] == "denied"
 
 
+async def test_a_certificate_without_its_key_is_told(tmp_path: Path) -> None:
+    import trustme
+
+    cert = trustme.CA().issue_cert("127.0.0.1")
+    cert.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    options = BrokerOptions(url="memory:", port=0, tls_cert=str(tmp_path / "cert.pem"))
+    with pytest.raises(InvalidOption, match="--tls-key"):
+        async with Broker(options):
+            pass
+
+
 @pytest.mark.parametrize("name", ["tls_key", "tls_client_ca"])
 async def test_a_broker_without_a_certificate_asks_nobody_for_one(
     tmp_path: Path, name: str

@@ -196,7 +196,8 @@ def tls_context(options: BrokerOptions) -> ssl.SSLContext | None:
         context.load_cert_chain(options.tls_cert, options.tls_key)
     except OSError as error:
         files = " and ".join(filter(None, (options.tls_cert, options.tls_key)))
-        raise _unusable("tls_cert", files, error) from error
+        hint = "" if options.tls_key else "its key is named by --tls-key, or is in the same file"
+        raise _unusable("tls_cert", files, error, hint) from error
     if options.tls_client_ca is not None:
         try:
             context.load_verify_locations(options.tls_client_ca)
@@ -206,12 +207,12 @@ def tls_context(options: BrokerOptions) -> ssl.SSLContext | None:
     return context
 
 
-def _unusable(name: str, files: str, error: OSError) -> InvalidOption:
+def _unusable(name: str, files: str, error: OSError, hint: str = "") -> InvalidOption:
     """What OpenSSL says of a file is an OSError too, in words that help nobody."""
     why = "it is not PEM, or they do not belong together"
     if not isinstance(error, ssl.SSLError):
-        why = error.strerror or str(error)
-    return InvalidOption(f"{name}: {files}: {why}", name=name)
+        why, hint = error.strerror or str(error), ""
+    return InvalidOption(f"{name}: {files}: {why}", name=name, hint=hint)
 
 
 def is_exposed(options: BrokerOptions) -> bool:

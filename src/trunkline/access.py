@@ -191,6 +191,15 @@ def new_token(
     return "" if certificate else f"tl_{name}_{secret}", kept
 
 
+def bare_token(token: object) -> str:
+    """A token as a header can carry it; one that was read from a file ends with a newline."""
+    word = token.strip() if isinstance(token, str) else ""
+    if token and not (word and all("!" <= char <= "~" for char in word)):
+        hint = "as 'trunkline token create' printed it"
+        raise InvalidOption("a token is one word of ASCII", name="token", hint=hint)
+    return word
+
+
 def token_id(text: str) -> str | None:
     """Which token it claims to be; None if it is none."""
     found = _TOKEN.fullmatch(text)

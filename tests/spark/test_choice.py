@@ -158,3 +158,15 @@ def test_topics_by_list_pattern_and_assignment(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="orders has partitions 0 to 1"):
         chosen(assign='{"orders":[2]}')
     catalog.close()
+
+
+def test_a_token_is_taken_without_the_newline_of_its_file_and_never_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"url": "http://127.0.0.1:7070", "subscribe": TOPIC}
+    assert read_options(given | {"token": "tl_1_x\n"}, stream=False).token == "tl_1_x"
+    monkeypatch.setenv("TRUNKLINE_TOKEN", "tl_2_x\n")
+    assert read_options(given, stream=False).token == "tl_2_x"
+    with pytest.raises(InvalidOption, match="a token is one word") as told:
+        read_options(given | {"token": "tl_1\nx"}, stream=False)
+    assert "tl_1" not in str(told.value)

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from trunkline.access import bare_token
 from trunkline.bus import Delivery, Start
 from trunkline.buses.base import BusBase, OnPublish, check_start
 from trunkline.buses.link import AGAIN, ClientOptions, Link
@@ -85,7 +86,7 @@ class RemoteBus(BusBase):
         self.link = Link(
             url,
             self,
-            token=_one_word(token or os.environ.get("TRUNKLINE_TOKEN")),
+            token=bare_token(token or os.environ.get("TRUNKLINE_TOKEN")) or None,
             tls=tls,
             options=make(ClientOptions, options),
         )
@@ -345,14 +346,3 @@ def _check_where(text: str) -> None:
     except InvalidFilter as error:
         if "needs" not in error.fields:
             raise
-
-
-def _one_word(token: object) -> str | None:
-    """A token as a header can carry it; one that was read from a file ends with a newline."""
-    if not token:
-        return None
-    word = token.strip() if isinstance(token, str) else ""
-    if not word or not all("!" <= char <= "~" for char in word):
-        hint = "as 'trunkline token create' printed it"
-        raise InvalidOption("a token is one word of ASCII", name="token", hint=hint)
-    return word

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 
+from trunkline.access import bare_token
 from trunkline.errors import InvalidOption, NotFound
 from trunkline.log.layout import folder_path
 from trunkline.spark.extents import Catalog as FolderCatalog
@@ -167,7 +168,7 @@ def read_options(options: Mapping[str, str], *, stream: bool) -> Selection:
         group=given.get("groupId", ""),
         low_latency=_one_of(given, "latencyMode", ("throughput", "low")) == "low",
         lake=_lake(given),
-        token=given.get("token") or os.environ.get("TRUNKLINE_TOKEN", ""),
+        token=bare_token(given.get("token") or os.environ.get("TRUNKLINE_TOKEN")),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import trunkline
 from trunkline.cli.places import (
     Point,
     Span,
@@ -19,7 +20,7 @@ from trunkline.cli.places import (
     parse_time,
 )
 from trunkline.cli.spark import located
-from trunkline.errors import Invalid
+from trunkline.errors import Invalid, NoBus
 
 from .conftest import Run, lines
 
@@ -175,6 +176,22 @@ def test_every_command_finds_the_home_behind_a_tilde(
     assert run("claim", "src", "--actor", "me", "--url", "ndjson:~/events").code == 0
     assert located("file:~/bus") == f"file:{home}/me/bus"
     assert os.listdir(home) == ["me"]
+
+
+def test_where_the_current_folder_is_gone_there_is_no_bus(run: Run, home: Path) -> None:
+    (home / "gone").mkdir()
+    os.chdir(home / "gone")
+    (home / "gone").rmdir()
+    try:
+        for words in (["topic", "ls"], ["pub", "t", "1"], ["init"], ["sub", "t"], ["doctor"]):
+            done = run(*words)
+            assert (done.code, done.err.count("\n")) == (2, 1)
+            assert ".bus" in done.err
+        with pytest.raises(NoBus):
+            trunkline.open("file:.bus")
+        assert run("init", "--url", f"file:{home}/bus").code == 0
+    finally:
+        os.chdir(home)
 
 
 @pytest.mark.parametrize("url", ["memory:", "nats://x", "file:", "file://bus", ".bus", ""])

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from trunkline.errors import InvalidName, InvalidOption
+from trunkline.errors import InvalidName, InvalidOption, NoBus
 from trunkline.options import PARTITIONS_MAX
 from trunkline.topics import DEAD_SUFFIX, check_topic, is_dead
 
@@ -34,7 +34,13 @@ def folder_path(place: str) -> str:
     if place.startswith("//") and not place.startswith("///"):
         hint = f"file:{place[2:]}, or file:/// and the whole path"
         raise InvalidOption(f"not a folder: file:{place}", value=place, hint=hint)
-    return os.path.expanduser(place.removeprefix("//"))
+    path = os.path.expanduser(place.removeprefix("//"))
+    try:
+        os.path.abspath(path)
+    except FileNotFoundError as error:
+        said, hint = f"there is no bus at {path}: the current folder is gone", "name the whole path"
+        raise NoBus(said, path=path, hint=hint) from error
+    return path
 
 
 def log_stem(topic: str, partition: int) -> str:

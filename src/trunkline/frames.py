@@ -15,7 +15,7 @@ import hashlib
 import re
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -127,6 +127,10 @@ class Ack(_Place, frozen=True, kw_only=True, tag="ACK"):
     offsets: list[Offset] | None = None
 
 
+class Revoked(Ack, frozen=True, kw_only=True, tag="REVOKED"):
+    """A broker's word: their group was sought or removed, and they are the client's no more."""
+
+
 class Nack(_Place, frozen=True, kw_only=True, tag="NACK"):
     """``dead`` makes it a dead letter at once."""
 
@@ -234,7 +238,7 @@ class Failure(Frame, frozen=True, kw_only=True, tag="ERROR"):
 
 
 Asked = Auth | Publish | Subscribe | Unsubscribe | Ack | Nack | Extend | Credit | Call | Ping | Pong
-Told = Published | Message | Ok | Pong | Failure | Ping
+Told = Published | Message | Revoked | Ok | Pong | Failure | Ping
 
 
 class Bad(msgspec.Struct, frozen=True):
@@ -353,13 +357,7 @@ def _bad(data: bytes | memoryview, error: Exception) -> list[Any]:
     return [Bad(ProtocolError(said, code=code), mark) for mark in corrs or [corr]]
 
 
-TYPES: Final = frozenset(
-    str(kind.__struct_config__.tag)
-    for kind in (
-        *(Auth, Publish, Subscribe, Unsubscribe, Ack, Nack, Extend, Credit, Call, Ping),
-        *(Published, Message, Ok, Pong, Failure),
-    )
-)
+TYPES: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Asked | Told))
 
 
 def dump(frame: Frame) -> bytes:

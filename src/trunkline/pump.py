@@ -48,7 +48,7 @@ class Outlet(Protocol):
 
     def put(self, pump: Pump, record: Record, lease: Lease) -> None: ...
 
-    def keep(self, pump: Pump, leases: dict[int, Lease]) -> float: ...
+    def keep(self, pump: Pump, group: Group) -> float: ...
 
     def fail(self, error: BaseException) -> None: ...
 
@@ -465,7 +465,7 @@ class Pump:
             why = "not settled within the ack timeout"
             buried += [_Dead(lease, "retries", why) for lease in late]
         if now >= self._until:
-            held = [outlet.keep(self, group.leases) for outlet in self._outlets]
+            held = [outlet.keep(self, group) for outlet in self._outlets]
             self._until = min(held, default=_NEVER)
         return settled, buried
 

@@ -16,9 +16,10 @@ from trunkline.broker.session import Session
 from trunkline.buses.link import Link
 from trunkline.buses.local import LocalBus
 from trunkline.buses.remote import RemoteBus
+from trunkline.buses.remote_stream import RemoteSubscription
 from trunkline.errors import Conflict, Denied, InvalidEvent, InvalidOption, NotFound, OutOfRange
 from trunkline.options import GroupOptions
-from trunkline.store import open_store
+from trunkline.store import GroupKey, open_store
 from trunkline.testing import BusContract, HandlerContract
 from trunkline.testing.clock import ManualClock
 
@@ -45,6 +46,15 @@ async def until(look: Callable[[], Awaitable[Any]], wanted: Any) -> None:
     async with asyncio.timeout(10):
         while await look() != wanted:
             await asyncio.sleep(0.01)
+
+
+async def read_until_some_lie_unread(stream: RemoteSubscription) -> None:
+    """A quick reader finds more than it asked for."""
+    for _ in range(100):
+        await (await asyncio.wait_for(anext(stream), 10)).ack()
+        if len(stream._queue) > 5:
+            return
+    raise AssertionError("nothing came ahead")
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, link: Link) -> list[str]:
@@ -325,6 +335,39 @@ class TestTheWire:
                     session.ended(subscriber, Denied("access denied"))
             with pytest.raises(Denied):
                 await asyncio.wait_for(anext(stream), 10)
+
+    async def test_what_lies_unread_from_before_a_seek_is_not_delivered(
+        self, broker: Broker
+    ) -> None:
+        bus = broker.hub.bus
+        async with RemoteBus(broker.url) as client:
+            await client.publish_many("t", list(range(3000)))
+            async with client.subscribe("t", group="g", start="earliest") as stream:
+                await read_until_some_lie_unread(stream)
+                await bus.store.update(GroupKey("t", 0, "g"), lambda group: group.seek(2900))
+                bus.store.bell.ring(None)
+                await client.health()  # what the broker had to say before has come
+                seen = [(await asyncio.wait_for(anext(stream), 10)).offset for _ in range(100)]
+                assert seen == list(range(2901, 3001)), "there is room for as many as before"
+
+    async def test_what_is_in_hand_of_a_removed_topic_settles_nothing_in_the_next(
+        self, broker: Broker
+    ) -> None:
+        bus = broker.hub.bus
+        async with RemoteBus(broker.url) as client:
+            await client.publish_many("t", ["old"] * 3000)
+            async with client.subscribe("t", group="g", start="earliest") as stream:
+                await read_until_some_lie_unread(stream)
+                last = await anext(stream)
+                await bus.store.define("t", None)
+                await client.publish_many("t", ["new"] * 3000)
+                while (new := await asyncio.wait_for(anext(stream), 10)).offset != last.offset:
+                    await new.ack()
+                assert new.event.payload == "new"
+                await last.term("too late: there is another record at its offset")
+                await new.ack()
+                await asyncio.wait_for(anext(stream), 10)
+            assert [letter async for letter in bus.dead_letters("t").letters()] == []
 
     async def test_health_says_whether_there_is_a_connection(self, broker: Broker) -> None:
         bus = RemoteBus(broker.url)

@@ -17,7 +17,9 @@ _ASKED = (
     *(frames.Auth, frames.Publish, frames.Subscribe, frames.Unsubscribe, frames.Ack, frames.Nack),
     *(frames.Extend, frames.Credit, frames.Call, frames.Ping),
 )
-_TOLD = (frames.Published, frames.Message, frames.Ok, frames.Failure, frames.Pong)
+_TOLD = (
+    *(frames.Published, frames.Message, frames.Revoked, frames.Ok, frames.Failure, frames.Pong),
+)
 
 
 def document(schemas: Iterable[Schema], host: str, protocol: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from random import uniform
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from trunkline.event import Event, Record
 from trunkline.frames import (
     From,
     Message,
+    Revoked,
     Subscribe,
     Wanted,
     dump,
@@ -112,6 +113,7 @@ class Subscriber:
             where=self._match,
         )
         self.subscription.default = self._hub.policy
+        self.subscription.revoked = self._revoke
         await self.subscription.__aenter__()
         if frame.batch:
             self._session.batch = True
@@ -182,6 +184,29 @@ class Subscriber:
     def extend(self, one: Held) -> None:
         one.until = self._hub.clock.monotonic() + self._timeout_s
         one.delivery.extend()
+
+    def _revoke(self, lost: Collection[Delivery]) -> None:
+        """The group of these, which are of one partition, was sought or removed: nobody shall read
+        them who has not yet. A client that says how far ahead it reads is told.
+        """
+        self._unsent = [delivery for delivery in self._unsent if delivery not in lost]
+        held = [one for one in self._held if one.delivery in lost]
+        for one in held:
+            self.let_go(one)
+            self._session.forget(one)
+        if held and self.frame.credits is not None:
+            topic, partition = held[0].delivery.topic, held[0].delivery.partition
+            offset, *offsets = [one.delivery.offset for one in held]
+            frame = Revoked(
+                topic=topic,
+                partition=partition,
+                group=self.frame.group,
+                offset=offset,
+                offsets=offsets,
+            )
+            self._session.put(dump(frame))
+            self._session.flush()
+        self.refill()
 
     # -- out -------------------------------------------------------------------------------------
 

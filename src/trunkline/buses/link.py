@@ -49,6 +49,7 @@ from trunkline.frames import (
     Ping,
     Pong,
     Published,
+    Revoked,
     Told,
     dump,
     error_of,
@@ -96,6 +97,8 @@ class User(Protocol):
     """The bus, as its link sees it."""
 
     def came(self, message: Message) -> None: ...
+
+    def revoked(self, frame: Revoked) -> None: ...
 
     def failed(self, failure: Failure) -> None: ...
 
@@ -480,6 +483,8 @@ class Link:
                 self.room.set()
         elif isinstance(frame, Message):
             self._user.came(frame)
+        elif isinstance(frame, Revoked):
+            self._user.revoked(frame)
         elif isinstance(frame, Failure):
             if frame.code == "unauthenticated":
                 frame = msgspec.structs.replace(frame, hint=frame.hint or _TOKEN)

@@ -40,6 +40,7 @@ from trunkline.frames import (
     From,
     Message,
     Published,
+    Revoked,
     Subscribe,
     epoch_ms,
     error_of,
@@ -255,6 +256,10 @@ class RemoteBus(BusBase):
         subscription = self.streams.get(message.sub or "")
         if subscription is not None and message.event is not None:
             subscription.put(message, message.event)
+
+    def revoked(self, frame: Revoked) -> None:
+        for subscription in self.streams.values():
+            subscription.revoke(frame)
 
     def failed(self, failure: Failure) -> None:
         subscription = self.streams.get(failure.sub or "")

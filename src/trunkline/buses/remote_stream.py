@@ -22,7 +22,7 @@ from trunkline.dead import MEANWHILE, Letter, Redrive, check_choice, check_open
 from trunkline.errors import Closed, InvalidFilter, NotFound, TrunklineError
 from trunkline.event import Event, Record
 from trunkline.filters import Filter, to_filter
-from trunkline.frames import Credit, Extend, Message, Nack, Subscribe, Unsubscribe, dump
+from trunkline.frames import Credit, Extend, Message, Nack, Revoked, Subscribe, Unsubscribe, dump
 from trunkline.group import Lease
 from trunkline.options import BusOptions, Flow
 
@@ -188,6 +188,21 @@ class RemoteSubscription:
                 return
         self._queue.append((delivery, monotonic()))
         self._arrived.set()
+
+    def revoke(self, frame: Revoked) -> None:
+        """What lies unread is not delivered, and what is in hand settles nothing: at its offset
+        there may be another record by now.
+        """
+        place, offsets = (frame.topic, frame.partition), {frame.offset, *(frame.offsets or ())}
+        if frame.group != self.frame.group:
+            return
+        lost = {d for d in self._open if (d.topic, d.partition) == place and d.offset in offsets}
+        for delivery in lost:
+            delivery.outcome = Outcome.NACK
+        self._open -= lost
+        self._queue = deque(waiting for waiting in self._queue if waiting[0] not in lost)
+        if not self._draining:
+            self._grant()
 
     def fail(self, error: BaseException) -> None:
         self._error = error

@@ -176,6 +176,7 @@ class LocalSubscription:
         self._start = start
         self._policy = policy
         self.default: Default = _plain
+        self.revoked: Callable[[Collection[Delivery]], None] | None = None  # by a seek or removal
         self._room = flow.max_inflight
         self._ahead = Ahead(flow.max_inflight)
         self._match = match
@@ -386,14 +387,14 @@ class LocalSubscription:
         if pump is not None:
             pump.settle(delivery, outcome, delay_s, reason)
 
-    def keep(self, pump: Pump, leases: dict[int, Lease]) -> float:
+    def keep(self, pump: Pump, group: Group) -> float:
         """Let go of deliveries of ``pump`` that are leased no longer; when to look again."""
         until = float("inf")
         lost: set[Delivery] = set()
         for delivery, owner in self._open.items():
             if owner is not pump:
                 continue
-            lease, mine = leases.get(delivery.offset), delivery.lease
+            lease, mine = group.leases.get(delivery.offset), delivery.lease
             if lease is not None and (lease.attempt, lease.era) == (mine.attempt, mine.era):
                 until = min(until, lease.until)
                 continue
@@ -402,6 +403,9 @@ class LocalSubscription:
             for delivery in lost:
                 del self._open[delivery]
             self._queue = deque(waiting for waiting in self._queue if waiting[0] not in lost)
+            old = {delivery for delivery in lost if delivery.lease.era != group.era}
+            if old and self.revoked is not None:
+                self.revoked(old)
             self._refill()
         return until
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -97,6 +98,47 @@ def test_a_reader_keeps_up_with_files_that_others_replace(folder: Folder, opener
         other.read(TOPIC, 0, 5, 1)
     assert (caught.value.first, caught.value.next) == (6, 10)
     assert [r.offset for r in other.reader(TOPIC, 0).read(1, 1, strict=False)] == [6]
+
+
+def open_files(root: str) -> list[str]:
+    """The files under ``root`` that this process has open, as the kernel names them."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [link for link in links if link.startswith(os.path.realpath(root)) and "jsonl" in link]
+
+
+def test_a_log_may_have_more_files_than_a_process_may_open(
+    folder: Folder, root: str, opener: Opener
+) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=1))
+    publish(folder, range(100))
+    other = opener()
+    reader = other.reader(TOPIC, 0)
+    assert reader.segment_of(100) == 100
+    assert len(open_files(root)) < 10, "who only looks where each begins"
+    assert len(payloads(other)) == 100
+    assert reader.count() == 100
+    assert len(open_files(root)) < 30
+    before = len(open_files(root))
+    assert upkeep.compact(other, TOPIC, 0) == 0
+    assert upkeep.pack_segments(other, TOPIC, 0) == 99
+    assert len(payloads(other)) == 100
+    assert len(open_files(root)) < before + 20
+
+
+def test_a_reader_lets_go_of_files_that_others_rewrote(
+    folder: Folder, root: str, opener: Opener
+) -> None:
+    folder.define(TOPIC, TopicOptions(segment_records=2))
+    put_keys(folder, "aabbab")
+    other = opener()
+    assert len(payloads(other)) == 6
+    assert upkeep.compact(folder, TOPIC, 0) == 4
+    put_keys(folder, "c")  # begins another file
+    assert list(payloads(other)) == [5, 6, 7]
+    assert not [name for name in open_files(root) if name.endswith("(deleted)")]
 
 
 def test_at_least_one_record_however_large(folder: Folder) -> None:

@@ -23,6 +23,7 @@ from trunkline.log.segment import Segment
 
 T = TypeVar("T")
 _LEAST_BYTES = 4096
+_OPEN = 16  # files of one log at a time: it may have more than a process may open
 _LOOKS = 100  # each finds other files, if they are but replaced meanwhile
 
 
@@ -251,8 +252,16 @@ class PartitionReader:
             segment.close()
         self._segments, self._places = [], {}
 
+    def _close(self, which: Callable[[Segment], bool]) -> None:
+        """Close files. Places in them are those of the files that were open."""
+        for segment in self._segments:
+            if segment.is_open and which(segment):
+                segment.close()
+                self._places = {at: p for at, p in self._places.items() if p[0] is not segment}
+
     def _listed(self, head: Head) -> list[Segment]:
         if not self._segments or self._segments[-1].number < head.segment:
+            self._close(lambda segment: segment.is_replaced)
             known = {segment.number: segment for segment in self._segments}
             self._segments = [
                 known.pop(fresh.number, fresh) for fresh in list_segments(self._root, self._stem)
@@ -274,6 +283,8 @@ class PartitionReader:
         if at < 0:
             raise self._missing(segments, offset)
         segment = segments[known[at][1]]
+        if sum(other.is_open for other in segments) >= _OPEN:
+            self._close(lambda other: other is not segment)
         end = head.end if segment.number == head.segment else segment.size()
         return segment, segment.locate(offset, end)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -61,7 +62,29 @@ class Segment:
     def open(self) -> int:
         if self._fd < 0:
             self._fd = atomic.open_file(self.path, os.O_RDONLY)
+            # It may have been rewritten since it was last open: only where it begins stays.
+            self._frame, self._entries, self._index_size = (-1, b""), [], -1
+            self._seal = None
         return self._fd
+
+    @property
+    def is_open(self) -> bool:
+        return self._fd >= 0
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether what is open has another file in its place by now, or none."""
+        return self.is_open and os.fstat(self._fd).st_nlink == 0
+
+    @contextmanager
+    def _glance(self) -> Iterator[None]:
+        """A look keeps no file open that was not: a log may have more than a process may open."""
+        was_open = self.is_open
+        try:
+            yield
+        finally:
+            if not was_open:
+                self.close()
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -136,12 +159,13 @@ class Segment:
     @property
     def seal(self) -> Seal | None:
         if self._seal is None:
-            end = self.size()
-            start = max(0, end - _CHUNK)
-            data = part = self.read(start, end - start)
-            while part and start + len(data) < end:
-                part = self.read(start + len(data), end)
-                data += part
+            with self._glance():
+                end = self.size()
+                start = max(0, end - _CHUNK)
+                data = part = self.read(start, end - start)
+                while part and start + len(data) < end:
+                    part = self.read(start + len(data), end)
+                    data += part
             line = data.rstrip(b"\n").rpartition(b"\n")[2]
             if line.startswith(b'{"seal":') and data.endswith(b"\n"):
                 try:
@@ -155,8 +179,10 @@ class Segment:
         """The offset of its first record; None while it has none."""
         if self._first is None:
             # The first line may have been compacted away; the seal still knows where it began.
-            seal = self.seal
-            self._first = seal.first if seal else offset_at(self.read(0, 64))
+            with self._glance():
+                self.open()
+                seal = self.seal
+                self._first = seal.first if seal else offset_at(self.read(0, 64))
         return self._first
 
     @property

@@ -166,9 +166,11 @@ def _compact(
             for line, _ in _records(segment, durable):
                 if line.meta is not None and line.meta.key is not None:
                     latest[line.meta.key] = line.offset
+            segment.close()
             if progress is not None:
                 progress(done + 1, 2 * len(files))
         for done, segment in enumerate(files):
+            segment.open()  # its seal and its lines are those of one file
             seal = segment.seal if segment.number < head.segment else None
             if seal is not None:
                 kept = _kept(_records(segment, head), limit, latest)
@@ -177,6 +179,7 @@ def _compact(
                     fresh = replace(seal, count=len(kept), holes=True)
                     rewrite(segment, kept, fresh, guard=guard)
                     removed.append(seal.count - len(kept))
+            segment.close()
             if progress is not None:
                 progress(len(files) + done + 1, 2 * len(files))
         folder.compacted[topic, partition] = state
@@ -247,12 +250,14 @@ def pack_segments(folder: Folder, topic: str, partition: int) -> int:
             if segment.number < head.segment and not (segment.packed or segment.bad):
                 with suppress(FileNotFoundError):  # another process was quicker
                     packed += _pack(folder, topic, partition, segment, head)
+                segment.close()
     finally:
         reader.close()
     return packed
 
 
 def _pack(folder: Folder, topic: str, partition: int, segment: Segment, head: Head) -> bool:
+    segment.open()  # its seal and its lines are those of one file
     seal = segment.seal
     if seal is not None:
         guard = _unchanged(folder, topic, partition, segment)
@@ -448,6 +453,7 @@ def verify(
                 expected = following = None
             yield from findings
             expected = following if following is not None else expected
+            segment.close()
             if progress is not None:
                 progress(done + 1, len(segments))
         if not segments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import pkgutil
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 import trunkline.stores
-from trunkline.store import Store
+from trunkline.event import Event
+from trunkline.options import GroupOptions, TopicOptions
+from trunkline.store import GroupKey, Store, open_store
 from trunkline.stores.file import FileStore
 from trunkline.stores.memory import MemoryStore
 from trunkline.testing import ManualClock, StoreContract
@@ -50,6 +53,41 @@ class TestFileStoreByThreads(TestFileStore):
             return store
 
         return make
+
+
+@pytest.mark.parametrize("place", ["memory:", "file:{}/bus"])
+async def test_a_compacted_topic_keeps_the_latest_of_each_key(place: str, tmp_path: Path) -> None:
+    options = {} if place == "memory:" else {"upkeep_s": 0.01}
+    store = open_store(place.format(tmp_path), **options)
+    await store.define("t", TopicOptions(compact=True, segment_records=10))
+    key = GroupKey("t", 0, "g")
+    await store.update(key, lambda group: group.define(GroupOptions(), 6))
+    sent = [(None, "plain"), ("gone", 1), ("gone", None), ("a", 0), ("last", 1), ("a", 1)]
+    sent += [("a", n) for n in range(2, 200)]
+    for name, payload in sent:
+        await store.append("t", [Event(topic="t", key=name, payload=payload)])
+
+    async def read() -> list[tuple[str | None, Any]]:
+        found: list[tuple[str | None, Any]] = []
+        start = 1
+        while records := await store.read("t", 0, start, 1000):
+            found += [(r.event.key, r.event.payload) for r in records]
+            start = records[-1].offset + 1
+        return found
+
+    async with asyncio.timeout(10):
+        while (found := await read())[:2] != [(None, "plain"), ("last", 1)]:
+            await asyncio.sleep(0.01)
+        assert found[2:] == sent[6:], "its group has not settled these"
+        await store.update(key, lambda group: group.seek(200))
+        for name, payload in sent[-60:]:
+            await store.append("t", [Event(topic="t", key=name, payload=payload)])
+        while len(await read()) > 100:
+            await asyncio.sleep(0.01)
+    found = await read()
+    assert (found[:2], found[-1]) == ([(None, "plain"), ("last", 1)], ("a", 199))
+    assert await store.bounds("t", 0) == (1, 265)
+    await store.close()
 
 
 def implementations() -> set[type]:

@@ -21,12 +21,15 @@ from trunkline.topics import check_group, check_topic, is_dead
 T = TypeVar("T")
 
 _REMOVED = 256
+_COMPACT_FROM = 64  # records; then each time there are twice as many as it left
 
 
 class _Kept(NamedTuple):
     offset: int
     body: bytes
     ts: datetime
+    key: str | None
+    is_tombstone: bool
 
 
 class _Partition:
@@ -35,6 +38,7 @@ class _Partition:
         self.first = 1
         self.next = 1
         self.size = 0
+        self.compact_at = _COMPACT_FROM
         self.keys: dict[str, tuple[int, float, str]] = {}  # offset, time and id of the first
 
 
@@ -97,7 +101,9 @@ class MemoryStore:
     def _keep(
         self, partition: _Partition, event: Event, body: bytes, options: TopicOptions
     ) -> None:
-        partition.kept.append(_Kept(partition.next, body, event.ts))
+        is_tombstone = event.key is not None and event.payload is None
+        kept = _Kept(partition.next, body, event.ts, event.key, is_tombstone)
+        partition.kept.append(kept)
         partition.next += 1
         partition.size += len(body)
         before = partition.first
@@ -115,6 +121,22 @@ class MemoryStore:
                 size -= len(kept.body)
                 before = max(before, kept.offset + 1)
         self._trim(partition, self._settled(event.topic, partition, before, options))
+        if options.compact and len(partition.kept) >= partition.compact_at:
+            self._compact(event.topic, partition, options)
+
+    def _compact(self, topic: str, partition: _Partition, options: TopicOptions) -> None:
+        """Keep the latest record of each key, records without one, and what is not settled."""
+        latest = {kept.key: kept.offset for kept in partition.kept}
+        free = self._settled(topic, partition, partition.next, options)
+        partition.kept = [
+            kept
+            for kept in partition.kept
+            if kept.offset >= free
+            or kept.key is None
+            or (latest[kept.key] == kept.offset and not kept.is_tombstone)
+        ]
+        partition.size = sum(len(kept.body) for kept in partition.kept)
+        partition.compact_at = max(_COMPACT_FROM, 2 * len(partition.kept))
 
     def _settled(
         self, topic: str, partition: _Partition, before: int, options: TopicOptions

@@ -23,7 +23,7 @@ from trunkline.log.segment import Segment
 
 T = TypeVar("T")
 _LEAST_BYTES = 4096
-_OPEN = 16  # files of one log at a time: it may have more than a process may open
+_OPEN = 64  # files of one log, and places in them: it may have more than a process may open
 _LOOKS = 100  # each finds other files, if they are but replaced meanwhile
 
 
@@ -103,12 +103,13 @@ class PartitionReader:
         """A power cut may have taken what was never synced, but not the head that speaks of it.
         The next writer puts that right; until then the files say where the log ends.
         """
-        segments = list_segments(self._root, self._stem)
+        segments = [Segment(self._root, self._stem, head.segment)]
+        if not os.path.exists(segments[0].path):  # else without a look at the files of all topics
+            segments = list_segments(self._root, self._stem)
         last = next((s for s in segments if s.number == head.segment and not s.bad), None)
         if last is not None and last.seal is None and not is_whole(last, head):
-            self._corrected = (head, survey(segments, head).head)
-        for segment in segments:
-            segment.close()
+            found = survey(list_segments(self._root, self._stem), head)
+            self._corrected = (head, found.head)
 
     def bounds(self) -> Bounds:
         head = self.head()
@@ -218,8 +219,11 @@ class PartitionReader:
         return self._look(lambda: self._segment_of(offset))
 
     def _segment_of(self, offset: int) -> int:
+        head = self.head()
+        if head.records and offset >= head.next - head.records:
+            return head.segment  # for most groups, and without a look at all topics' files
         number = 1
-        for segment in self.files():
+        for segment in self._listed(head):
             with contextlib.suppress(Corrupt):  # whoever reads it says so
                 if not segment.bad and (segment.first or offset + 1) <= max(offset, 1):
                     number = segment.number
@@ -337,7 +341,7 @@ class PartitionReader:
         return head.next
 
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
-        if len(self._places) > 64:
+        if len(self._places) > _OPEN:
             self._places.clear()
         self._places[offset] = (segment, position)
 

@@ -16,6 +16,7 @@ import pytest
 from trunkline import connect
 from trunkline.buses.local import LocalBus
 from trunkline.event import Event
+from trunkline.group import Group
 from trunkline.pump import Pump
 from trunkline.store import GroupKey
 from trunkline.testing import ManualClock
@@ -142,8 +143,9 @@ async def test_what_lies_unread_from_before_a_seek_is_left_to_who_has_it_now(
             await (await soon(stream)).ack()
         (pump,) = set(stream._open.values())
         old = [delivery.lease for delivery in stream._open]
-        new = {one.offset: msgspec.structs.replace(one, era=one.era + 1) for one in old}
-        stream.keep(pump, new)
+        theirs = Group()
+        theirs.leases = {one.offset: msgspec.structs.replace(one, era=one.era + 1) for one in old}
+        stream.keep(pump, theirs)
         assert not stream.is_ready
 
 

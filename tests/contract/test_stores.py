@@ -70,6 +70,7 @@ async def test_a_compacted_topic_keeps_the_latest_of_each_key(place: str, tmp_pa
     async def read() -> list[tuple[str | None, Any]]:
         found: list[tuple[str | None, Any]] = []
         start = 1
+        await store.trim("t", 0, 1)  # nothing; but who reads now holds no file that was replaced
         while records := await store.read("t", 0, start, 1000):
             found += [(r.event.key, r.event.payload) for r in records]
             start = records[-1].offset + 1

@@ -70,6 +70,14 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, link: Link) -> list[str]:
     return calls
 
 
+async def give_up_three(bus: RemoteBus) -> None:
+    await bus.publish_many("t", [1, 2, 3])
+    async with bus.subscribe("t", group="g") as deliveries:
+        for _ in range(3):
+            await (await anext(deliveries)).term("no")
+        await until(lambda: bus.bounds("t.DLQ"), (1, 4))
+
+
 class TestRemoteBus(BusContract, HandlerContract):
     covers = (RemoteBus,)
 
@@ -111,11 +119,7 @@ class TestTheWire:
         self, broker: Broker
     ) -> None:
         async with RemoteBus(broker.url) as bus:
-            await bus.publish_many("t", [1, 2, 3])
-            async with bus.subscribe("t", group="g") as deliveries:
-                for _ in range(3):
-                    await (await anext(deliveries)).term("no")
-                await until(lambda: bus.bounds("t.DLQ"), (1, 4))
+            await give_up_three(bus)
             said = []
             async for one in bus.dead_letters("t").redrive(rate=1e6):
                 said.append((one.letter.offset, one.refused))
@@ -129,11 +133,7 @@ class TestTheWire:
     ) -> None:
         monkeypatch.setattr(letters, "_PAGE_BYTES", 1)
         async with RemoteBus(broker.url) as bus:
-            await bus.publish_many("t", [1, 2, 3])
-            async with bus.subscribe("t", group="g") as deliveries:
-                for _ in range(3):
-                    await (await anext(deliveries)).term("no")
-                await until(lambda: bus.bounds("t.DLQ"), (1, 4))
+            await give_up_three(bus)
             dropped = []
             async for letter in bus.dead_letters("t").drop():
                 dropped.append(letter.offset)

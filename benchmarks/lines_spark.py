@@ -26,10 +26,11 @@ from benchmarks.harness import (
     payloads,
     percentile,
 )
-from trunkline.event import Event, encode_event, new_ids
-from trunkline.log.folder import Folder
+from trunkline.codec import encode_event
+from trunkline.event import Event, new_ids
+from trunkline.folder import Folder
 from trunkline.options import MIB, Limits, TopicOptions
-from trunkline.spark.columns import COLUMNS, parse_sql
+from trunkline.spark.source.columns import COLUMNS, parse_sql
 
 PARTITIONS = 4
 
@@ -183,9 +184,9 @@ async def spark_two_columns(run: Run) -> Pair:
 
 @line("spark-lake", against="log scan, by type", unit="events/s", goal=">= 8")
 async def spark_lake(run: Run) -> Pair:
-    from trunkline.spark.jobs import Runner
     from trunkline.spark.lake import EVENTS, Lake
     from trunkline.spark.pipelines import find
+    from trunkline.spark.pipelines.run import Runner
 
     root, count = await _log(run)
     lake = Lake(str(run.fresh()))

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from trunkline.spark.source import TrunklineSource as DefaultSource
+from trunkline.spark.source.readers import TrunklineSource as DefaultSource
 
 __all__ = ["DefaultSource"]

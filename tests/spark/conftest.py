@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from .object_store import SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,13 +29,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     pytest.importorskip("pyspark")
     from trunkline.errors import NotFound
     from trunkline.spark import session
-    from trunkline.spark.java import find_java
+    from trunkline.spark.session.java import find_java
 
     try:
         find_java()
     except NotFound as missing:
         pytest.skip(str(missing))
     home = tmp_path_factory.mktemp("spark")
+    before = dict(os.environ)
+    os.environ.update(SETTINGS)
     started = session(
         "tests",
         master="local[2]",
@@ -46,3 +51,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield started
     started.stop()
+    for name in SETTINGS:
+        os.environ.pop(name)
+    os.environ.update({name: before[name] for name in SETTINGS if name in before})

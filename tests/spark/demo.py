@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from trunkline.event import Event
-from trunkline.log.folder import Folder, GroupKey
+from trunkline.folder import Folder
+from trunkline.names import GroupKey
 from trunkline.options import GroupOptions, TopicOptions
 
 from .logs import TOPIC, append, make_event
@@ -30,7 +31,7 @@ def make_demo(path: Path, count: int, *, damaged: bool = False) -> str:
 
 def begin_demo(path: Path) -> Folder:
     folder = Folder(str(path))
-    folder.define(TOPIC, TopicOptions(partitions=2))
+    folder.define(TOPIC, TopicOptions(partitions=2, dedup_window_s=0))  # repeats stay in the log
     return folder
 
 

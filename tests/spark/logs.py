@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from trunkline.event import Event, Record, encode_event
-from trunkline.log.folder import Folder
+from trunkline.codec import encode_event
+from trunkline.event import Event, Record
+from trunkline.folder import Folder
 from trunkline.options import Limits, TopicOptions
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -85,7 +86,8 @@ def as_row(record: Record) -> dict[str, Any]:
 
 
 def decoded(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with its payload as a value and its map as a dict."""
+    """A row with its payload as a value and its map as a dict, without the time of the append."""
+    row = {name: value for name, value in row.items() if name != "appended_at"}
     row = {**row, "value": msgspec.json.decode(row["value"]) if row["value"] else None}
     if "headers" in row:
         row["headers"] = dict(row["headers"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 
 from trunkline.spark.lake import Lake
-from trunkline.spark.tidy import tidy
+from trunkline.spark.lake.optimize import optimize
 
 
 def main(place: str, table: str) -> None:
     print("ready", flush=True)
     for _ in sys.stdin:
-        print(tidy(Lake(place), table, many=2), flush=True)
+        print(optimize(Lake(place), table, many=2), flush=True)
 
 
 if __name__ == "__main__":

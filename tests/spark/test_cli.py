@@ -25,9 +25,9 @@ from pyspark.errors import AnalysisException
 from trunkline.cli import Parser, main, pipeline
 from trunkline.cli import spark as spark_command
 from trunkline.errors import NotFound
-from trunkline.log.folder import Folder
-from trunkline.spark import java
-from trunkline.spark.progress import Watch, show_progress
+from trunkline.folder import Folder
+from trunkline.spark.session import java
+from trunkline.spark.session.progress import Watch, show_progress
 
 from .logs import append, make_event, make_log, read_log
 
@@ -126,7 +126,8 @@ def test_a_run_tells_what_was_set_aside(
     lake = str(tmp_path / "lake")
     assert spark.range(1).count() == 1
 
-    assert run("pipeline", "run", "clean", "--url", f"file:{root}", "--lake", lake) == 0
+    words = ("--url", f"file:{root}", "--lake", lake, "--set", "clean.type=quarantine")
+    assert run("pipeline", "run", "clean", *words) == 0
 
     said = capsys.readouterr().out
     assert said.startswith("clean          5 rows, 2 set aside (see table quarantine) in ")
@@ -249,7 +250,7 @@ def test_an_error_is_one_line_that_says_what_to_do(
 def test_without_java_the_command_line_says_what_to_do(tmp_path: Path) -> None:
     make_log(tmp_path / "bus", 1)
     program = (
-        "import sys\nfrom trunkline.cli import main\nfrom trunkline.spark import java\n"
+        "import sys\nfrom trunkline.cli import main\nfrom trunkline.spark.session import java\n"
         "java._homes = lambda: []\njava._from_pip = lambda: None\n"
         "sys.exit(main(['pipeline', 'run', 'traffic', '--url', 'file:bus']))"
     )

@@ -17,7 +17,7 @@ pytest.importorskip("pyspark")
 
 import trunkline
 from trunkline.errors import InvalidOption, TrunklineError
-from trunkline.spark.cluster import Cluster, open_session
+from trunkline.spark.session.cluster import Cluster, open_session
 
 from .logs import make_log
 

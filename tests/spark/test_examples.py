@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from trunkline.cli import main
-from trunkline.spark import pipelines
+from trunkline.spark.pipelines import declare
 
 from .logs import make_log
 
@@ -90,8 +90,8 @@ def test_the_notebook(place: SparkSession, capsys: pytest.CaptureFixture[str]) -
 def test_the_recipes(
     place: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known = pipelines.all_pipelines()
-    monkeypatch.setattr(pipelines, "_known", dict(known))
+    known = declare.all_pipelines()
+    monkeypatch.setattr(declare, "_known", dict(known))
     make_log(Path(".bus"), 60)
     names: dict[str, Any] = {"__name__": "__main__"}
     text = (ROOT / "docs" / "spark.md").read_text("utf-8")
@@ -108,7 +108,8 @@ def test_the_recipes(
                 query.processAllAvailable()
                 query.stop()
         elif kind == "sql":
-            place.sql(located(source))
+            for statement in filter(str.strip, source.split(";\n")):
+                place.sql(located(statement))
         else:
             for line in source.splitlines():
                 words = shlex.split(line, comments=True)

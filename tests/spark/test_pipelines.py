@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from datetime import datetime
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -11,21 +12,11 @@ import pytest
 pytest.importorskip("pyspark")
 
 from trunkline.errors import InvalidOption, NotFound
-from trunkline.spark.jobs import topic_shape, upsert
-from trunkline.spark.pipelines import (
-    Made,
-    claims,
-    compaction,
-    consolidation,
-    dead_letters,
-    find,
-    latency,
-    learning,
-    pipeline,
-    sequences,
-    temporal,
-    traffic,
-)
+from trunkline.spark.pipelines import Output, find, pipeline, together
+from trunkline.spark.pipelines.application import consolidation, learning, sequences, temporal
+from trunkline.spark.pipelines.application import decisions as decided
+from trunkline.spark.pipelines.builtin import claims, compaction, dead_letters, latency, traffic
+from trunkline.spark.pipelines.run import topic_shape, upsert
 
 from .logs import TOPIC
 
@@ -55,23 +46,26 @@ def at(second: float) -> datetime:
 
 
 def fold(spark: SparkSession, module: ModuleType, *batches: DataFrame) -> list[Row]:
-    """What the table holds after some batches. Those that are over are not given again."""
+    return folded(spark, module, *batches).collect()
+
+
+def folded(spark: SparkSession, module: ModuleType, *batches: DataFrame) -> DataFrame:
+    """What the table holds after some batches."""
     table: DataFrame | None = None
-    over: list[Row] = []
+    seen: DataFrame | None = None
     for batch in batches:
-        made = module.transform(batch, table)
-        rows = (made.table if isinstance(made, Made) else made).persist()
-        found = rows.collect()
-        if "open" in rows.columns:
-            over += [row for row in found if not row.open]
-            found = [row for row in found if row.open]
-        table = spark.createDataFrame(found, rows.schema)
+        seen = together(seen, batch)
+        asks = inspect.signature(module.transform).parameters
+        more = {"history": lambda rows=seen: rows} if "history" in asks else {}
+        made = module.transform(batch, table, **more)
+        rows = (made.table if isinstance(made, Output) else made).persist()
+        table = spark.createDataFrame(rows.collect(), rows.schema)
         rows.unpersist()
     assert table is not None
-    return over + table.collect()
+    return table
 
 
-def told(made: Made) -> list[tuple[str, str, str]]:
+def told(made: Output) -> list[tuple[str, str, str]]:
     assert made.events is not None
     return sorted((row.topic, row.type, row.key) for row in made.events.collect())
 
@@ -81,8 +75,8 @@ def test_traffic_counts_by_topic_type_and_hour(spark: SparkSession) -> None:
 
     rows = traffic.transform(df).orderBy("type").collect()
 
-    found = [(row.type, row.events, row.bytes, row["keys"]) for row in rows]
-    assert found == [("t", 2, 3, 1), ("u", 1, None, 0)]
+    found = [(row.type, row.events, row.bytes, row["keys"], row.is_estimate) for row in rows]
+    assert found == [("t", 2, 3, 1, False), ("u", 1, 0, 0, False)]
 
 
 def test_latency_is_read_from_the_audit(spark: SparkSession) -> None:
@@ -178,13 +172,11 @@ def test_claims_say_who_held_what_and_what_clashed(spark: SparkSession, cut: int
 
 def test_other_words_of_those_who_coordinate_move_the_clock(spark: SparkSession) -> None:
     claim = {"topic": "coord.claim", "subject": "a", "actor": "ann", "ttl_s": 5.0}
-    table = claims.transform(frame(spark, claim)).persist()
     word = {"topic": "coord.note", "actor": "bob", "timestamp": at(20)}
 
-    (row,) = claims.transform(frame(spark, word, first=1), table).collect()
+    (row,) = fold(spark, claims, frame(spark, claim), frame(spark, word, first=1))
 
     assert (row.actor, row.claims, row.abandoned) == ("ann", 1, 1)
-    table.unpersist()
 
 
 @pytest.mark.parametrize("cut", [0, 3])
@@ -205,6 +197,8 @@ def test_a_key_that_is_overdue_raises_one_trigger(spark: SparkSession) -> None:
     first = temporal.transform(frame(spark, *regular))
     table = first.table.persist()
     late = temporal.transform(frame(spark, {"key": "other", "timestamp": at(65)}, first=6), table)
+    far = frame(spark, {"topic": "elsewhere", "key": "x", "timestamp": at(3000)}, first=6)
+    assert told(temporal.transform(far, table)) == [("temporal", "TEMPORAL_PROFILE", "elsewhere|x")]
     later = late.table.persist()
     again = temporal.transform(frame(spark, {"key": "other", "timestamp": at(66)}, first=7), later)
 
@@ -225,7 +219,6 @@ def test_rows_without_a_key_move_the_clock_too(spark: SparkSession) -> None:
     late = temporal.transform(frame(spark, {"timestamp": at(65)}, first=6), table)
 
     assert told(late) == [("prospective", "PROSPECTIVE_TRIGGER", "orders|k")]
-    assert [row.recency_s for row in late.table.collect()] == [15.0]
     table.unpersist()
 
 
@@ -237,7 +230,7 @@ def test_consolidation_cuts_episodes_where_there_was_a_pause(spark: SparkSession
     ]
     batches = [frame(spark, *rows[:cut]), frame(spark, *rows[cut:], first=cut)]
 
-    found = fold(spark, consolidation, *batches)
+    found = sorted(fold(spark, consolidation, *batches), key=lambda row: row.start)
 
     assert [(row.events, row.first_id, row.last_id, row.open) for row in found] == [
         (3, "e0", "e2", False),
@@ -247,15 +240,24 @@ def test_consolidation_cuts_episodes_where_there_was_a_pause(spark: SparkSession
     assert found[0].summary == "ann in s: 3 events in 9 s, mostly b"
 
 
-def test_an_episode_is_told_when_it_is_over(spark: SparkSession) -> None:
+def test_an_episode_is_told_when_it_is_over_and_when_it_changes(spark: SparkSession) -> None:
     open_ = consolidation.transform(frame(spark, {"actor": "ann", "timestamp": at(0)}))
-    table = open_.table.persist()
-
     assert told(open_) == []
-    for actor in ("bob", None):
-        later = frame(spark, {"actor": actor, "timestamp": at(1000)}, first=1)
-        assert told(consolidation.transform(later, table)) == [("hippo", "HIPPO_ENCODE", "|ann")]
+    table = open_.table.persist()
+    other = frame(spark, {"actor": "bob", "timestamp": at(1500)}, first=1)
+    assert told(consolidation.transform(other, table)) == []
+    next_ = frame(spark, {"actor": "ann", "timestamp": at(2000)}, first=2)
+    over = consolidation.transform(next_, table)
+    assert told(over) == [("hippo", "HIPPO_ENCODE", "|ann")]
+    later = over.table.persist()
+    late = consolidation.transform(
+        frame(spark, {"actor": "ann", "timestamp": at(9)}, first=3), later
+    )
+    assert told(late) == [("hippo", "HIPPO_ENCODE", "|ann")]
+    quiet = frame(spark, {"actor": "ann", "timestamp": at(2001)}, first=4)
+    assert told(consolidation.transform(quiet, late.table)) == []
     table.unpersist()
+    later.unpersist()
 
 
 def decisions(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
@@ -274,18 +276,35 @@ def decisions(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
 
 def test_learning_joins_decisions_to_what_came_of_them(spark: SparkSession) -> None:
     first, second = decisions(spark)
-    joined = learning.join(first.unionByName(second)).persist()
-    parts = [joined.where("action = 'call'"), joined.where("of = 'e0'")]
-    parts.append(joined.where("action = 'mail' AND NOT of <=> 'e0'"))
+    late = {"type": "ACTION_EXECUTED", "cause": "e2", "value": '{"ok":true}', "timestamp": at(3599)}
+    twice = {"type": "ACTION_DECISION", "id": "e0", "value": '{"action":"mail","context":"day"}'}
+    third = frame(
+        spark,
+        late,
+        twice,
+        {"type": "ACTION_EXECUTED", "cause": "e0", "value": '{"ok":false}'},
+        first=7,
+    )
+    batches = [decided.prepare(one) for one in (second, first, third)]
+    rows = folded(spark, partial_module(within_s=60.0), *batches)
 
-    call, mail = fold(spark, learning, *parts)
+    call, mail = learning.transform(rows).table.collect()
 
-    assert (mail.action, mail.decisions, mail.outcomes) == ("mail", 3, 2)
+    assert (mail.action, mail.decisions, mail.outcomes, mail.too_late) == ("mail", 3, 2, 1)
     assert (mail.success_rate, mail.reward, mail.brier) == (0.5, 0.5, 0.5)
     assert (call.decisions, call.success_rate, call.brier) == (1, 1.0, 0.25)
     assert 0.4 < mail.expected < call.expected < 1.0
     assert mail.model_brier == pytest.approx(0.25, abs=0.02)
-    joined.unpersist()
+
+
+def partial_module(**settings: Any) -> Any:
+    """The pipeline decisions with settings of its own."""
+    from types import SimpleNamespace
+
+    def transform(df: DataFrame, table: DataFrame | None = None) -> DataFrame:
+        return decided.transform(df, table, **settings)
+
+    return SimpleNamespace(transform=transform)
 
 
 def test_what_has_the_same_keys_is_replaced(spark: SparkSession) -> None:
@@ -322,7 +341,7 @@ def test_a_pattern_of_topics(pattern: str, topic: str, fits: bool) -> None:
 
 
 def test_a_pipeline_of_ones_own_stands_beside_the_others() -> None:
-    import trunkline.spark.pipelines as registry
+    import trunkline.spark.pipelines.declare as registry
 
     @pipeline("mine", about="mine", columns="topic")
     def transform(df: DataFrame) -> DataFrame:

@@ -16,11 +16,12 @@ pytest.importorskip("pyspark")
 pytest.importorskip("starlette")
 
 from trunkline.errors import Denied, OutOfRange, StorageError
-from trunkline.log.folder import Folder
+from trunkline.folder import Folder
 from trunkline.options import TopicOptions
-from trunkline.spark.choice import open_catalog, read_options, resolve
-from trunkline.spark.columns import COLUMNS
-from trunkline.spark.scan import OffsetRange, ScanOptions, scan
+from trunkline.spark.source.columns import COLUMNS
+from trunkline.spark.source.offsets import catalog_of, resolve
+from trunkline.spark.source.options import read_options
+from trunkline.spark.source.scan import OffsetRange, ScanOptions, scan
 
 from .logs import TOPIC, append, as_row, decoded, make_event, read_log
 
@@ -104,7 +105,7 @@ def test_times_and_bounds_mean_the_same(root: str, broker: str) -> None:
         places = []
         for url in (broker, f"file:{root}"):
             choice = read_options({"url": url, "subscribe": "*", **asked}, stream=False)
-            catalog = open_catalog(choice)
+            catalog = catalog_of(choice)
             places.append([resolve(catalog, choice, edge) for edge in ("starting", "ending")])
             catalog.close()
         assert places[0] == places[1]
@@ -122,7 +123,7 @@ def test_a_broker_that_asks_for_a_token_is_shown_it(token: str, broker: str) -> 
 
 def test_no_broker_is_said_in_one_line() -> None:
     with pytest.raises(StorageError, match=r"no broker answers at http://127\.0\.0\.1:1: .*serve"):
-        open_catalog(
+        catalog_of(
             read_options({"url": "http://127.0.0.1:1", "subscribe": "a"}, stream=False)
         ).topics()
 

@@ -18,17 +18,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 
+from trunkline.codec import encode_event
 from trunkline.errors import Corrupt, OutOfRange
-from trunkline.event import Event, encode_event
-from trunkline.log import upkeep
-from trunkline.log.folder import Folder
-from trunkline.log.salvage import salvage
+from trunkline.event import Event
+from trunkline.folder import Folder, upkeep
+from trunkline.folder.repair import salvage
+from trunkline.log.extents import list_extents
 from trunkline.options import MIB, Limits, StoreOptions, TopicOptions
-from trunkline.spark import scan as scanning
-from trunkline.spark.columns import COLUMNS, CORRUPT
-from trunkline.spark.extents import Catalog, list_extents
-from trunkline.spark.plan import admit_bytes, admit_rows, divide
-from trunkline.spark.scan import OffsetRange, ScanOptions, scan
+from trunkline.spark.source import scan as scanning
+from trunkline.spark.source.catalogs import FolderCatalog as Catalog
+from trunkline.spark.source.columns import COLUMNS, CORRUPT
+from trunkline.spark.source.plan import admit_bytes, admit_rows, divide
+from trunkline.spark.source.scan import OffsetRange, ScanOptions, scan
 
 from .logs import (
     TOPIC,

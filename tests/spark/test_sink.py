@@ -13,10 +13,12 @@ import pyarrow as pa
 from pyspark.sql.types import StringType, StructField, StructType
 
 from trunkline.errors import TrunklineError
-from trunkline.log.folder import Folder
+from trunkline.folder import Folder
 from trunkline.options import TopicOptions
-from trunkline.spark import sink as sinking
-from trunkline.spark.sink import PIECE, SinkOptions, Staged, StreamSink
+from trunkline.spark.sink import folder as sinking
+from trunkline.spark.sink.folder import Staged
+from trunkline.spark.sink.rows import PIECE
+from trunkline.spark.sink.writers import StreamSink
 
 from .logs import read_log
 
@@ -31,7 +33,7 @@ def make_sink(root: Path) -> StreamSink:
     folder = Folder(str(root))
     folder.define("out", TopicOptions(partitions=2))
     folder.close()
-    return StreamSink(str(root), SinkOptions(topic="out", app="query"), SCHEMA, False)
+    return StreamSink({"url": str(root), "topic": "out", "txnAppId": "query"}, SCHEMA, False)
 
 
 def rows(start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -50,9 +52,14 @@ def stage(sink: StreamSink, start: int, end: int) -> list[Staged]:
     return [one for one in staged if isinstance(one, Staged)]
 
 
+class Failed(Exception):
+    """The commit fails, and Spark gives the batch up for now."""
+
+
+@pytest.mark.parametrize("problem", [Died, Failed])
 @pytest.mark.parametrize("appends", range(9))
 def test_a_commit_that_dies_after_some_appends_is_finished_by_the_next_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appends: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appends: int, problem: type[BaseException]
 ) -> None:
     monkeypatch.setattr(sinking, "_PIECE_RECORDS", 10)
     sink = make_sink(tmp_path)
@@ -63,17 +70,18 @@ def test_a_commit_that_dies_after_some_appends_is_finished_by_the_next_try(
     def dying(self: Folder, *args: object, **options: object) -> object:
         nonlocal left
         if left == 0:
-            raise Died
+            raise problem
         left -= 1
         return append(self, *args, **options)  # type: ignore[arg-type]
 
     staged = stage(sink, 20, 60)
     monkeypatch.setattr(Folder, "append", dying)
-    monkeypatch.setattr(sinking._Sink, "discard", lambda *_: None)  # a dead process removes nothing
     try:
         sink.commit(staged, 1)
     except Died:
         left = -1
+    except Failed:
+        sink.abort(staged, 1)
     monkeypatch.undo()
 
     again = make_sink(tmp_path)
@@ -81,6 +89,7 @@ def test_a_commit_that_dies_after_some_appends_is_finished_by_the_next_try(
     again.commit(stage(again, 60, 70), 2)
 
     assert numbers(tmp_path) == list(range(70))
+    assert not list((tmp_path / "spark" / "sinks" / "staged").iterdir())
 
 
 def test_an_older_batch_is_never_written_again(tmp_path: Path) -> None:
@@ -104,4 +113,4 @@ def test_a_log_is_not_overwritten(tmp_path: Path) -> None:
     make_sink(tmp_path)
 
     with pytest.raises(TrunklineError, match="a log is only added to"):
-        StreamSink(str(tmp_path), SinkOptions(topic="out"), SCHEMA, True)
+        StreamSink({"url": str(tmp_path), "topic": "out"}, SCHEMA, True)

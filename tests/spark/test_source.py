@@ -12,11 +12,10 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.datasource import DataSourceReader
 
-from trunkline.log import upkeep
-from trunkline.log.folder import Folder
+from trunkline.folder import Folder, upkeep
 from trunkline.options import TopicOptions
 from trunkline.spark import cause_of
-from trunkline.spark.source import BatchReader
+from trunkline.spark.source.readers import BatchReader
 
 from .logs import TOPIC, append, as_row, decoded, make_event, make_log, read_log
 from .test_scan import flip

@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from trunkline.log.folder import Folder, GroupKey
+from trunkline.folder import Folder
+from trunkline.names import GroupKey
 from trunkline.options import TopicOptions
 from trunkline.spark import cause_of
 

@@ -10,11 +10,11 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trunkline.spark import jobs, session
-from trunkline.spark.jobs import Runner, replay
+from trunkline.spark import session
 from trunkline.spark.lake import Lake
-from trunkline.spark.pipelines import find
-from trunkline.spark.tidy import tidy
+from trunkline.spark.lake.optimize import optimize
+from trunkline.spark.pipelines import batch, find
+from trunkline.spark.pipelines.run import Runner, replay
 
 from .logs import START, TOPIC
 
@@ -45,19 +45,19 @@ def make_work(spark: SparkSession, name: str, root: str, place: str) -> Work:
     if name == REPLAY:
         return replaying(spark, root)
     if name == MERGED:
-        jobs._TIDY_EVERY = 1  # type: ignore[misc]
-        jobs.tidy = partial(tidy, many=2)  # type: ignore[attr-defined]
+        batch.OPTIMIZE_EVERY = 1  # type: ignore[misc]
+        batch.optimize = partial(optimize, many=2)  # type: ignore[attr-defined]
         name = "lake"
     return running(spark, name, root, place)
 
 
 def running(spark: SparkSession, name: str, root: str, place: str) -> Work:
-    runner, pipelines = Runner(spark, root, Lake(place)), find([name])
+    runner, pipelines = Runner(spark, root, Lake(place), publish=True), find([name])
 
     def work(start: int, end: int) -> None:
-        (outcome,) = runner.run(pipelines)
-        if outcome.error:
-            sys.exit(f"{name}: {outcome.error}")
+        for outcome in runner.run(pipelines):
+            if outcome.error:
+                sys.exit(f"{name}: {outcome.error}")
 
     return work
 

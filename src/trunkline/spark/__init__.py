@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trunkline.spark.said import cause_of
-from trunkline.spark.start import session
+from trunkline.spark.session.errors import cause_of
+from trunkline.spark.session.start import session
 
 __all__ = ["cause_of", "session"]

@@ -1,0 +1,1 @@
+"""The pipelines of an application's events: episodes, rhythms, outcomes, transitions."""

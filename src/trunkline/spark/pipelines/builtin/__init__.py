@@ -1,0 +1,1 @@
+"""The pipelines of any bus. One file holds one pipeline."""

@@ -1,0 +1,1 @@
+"""``format("trunkline")`` for writing: rows become records of a topic, each once."""

@@ -1,0 +1,1 @@
+"""``format("trunkline")`` for reading: options, offsets, the plan of tasks, and the scan."""

@@ -1,0 +1,122 @@
+"""Events as NATS messages: the event as JSON, with its id as ``Nats-Msg-Id``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from datetime import datetime
+
+import msgspec
+from nats.aio.msg import Msg
+
+from trunkline.bus.nats.connection import NatsLink
+from trunkline.codec import encode_event
+from trunkline.errors import Corrupt, InvalidEvent, NotFound
+from trunkline.event import Event, Record
+from trunkline.explain import reason
+from trunkline.options import Limits
+from trunkline.units import write_time
+
+_decode = msgspec.json.Decoder(Event).decode
+_SPLIT, _WHOLE = b'},"payload":', b',"payload":'
+_READ_S = 5.0
+_AT_ONCE = 500
+
+
+class GivenBack(msgspec.Struct):
+    """A record that one group gets again."""
+
+    partition: int
+    offset: int
+    redrives: int
+
+
+class _Stored(msgspec.Struct):
+    seq: int
+    data: bytes = b""
+
+
+class _Got(msgspec.Struct):
+    message: _Stored
+
+
+_got = msgspec.json.Decoder(_Got).decode
+
+
+def write_event(event: Event, limits: Limits) -> bytes:
+    """The event as JSON; ``InvalidEvent`` if it is none, too large or too deep."""
+    if event.priority != "normal":
+        raise InvalidEvent(
+            "priority is not for a bus on NATS: records come in the order of the log",
+            field="priority",
+        )
+    return encode_event(event, limits).replace(_SPLIT, _WHOLE, 1) + b"}"
+
+
+def read_record(data: bytes, topic: str, partition: int, offset: int) -> Record:
+    try:
+        return Record(_decode(data), partition, offset)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        said = f"message {offset} of {topic}/{partition} is not an event: {reason(error, data)}"
+        raise Corrupt(said, topic=topic, partition=partition, offset=offset) from None
+
+
+async def fetch(link: NatsLink, topic: str, partition: int, offset: int) -> Record:
+    """One record, as the stream's leader has it; ``NotFound`` if it is gone."""
+    name = link.place.stream(topic, partition)
+    found = _got(await link.api(f"STREAM.MSG.GET.{name}", {"seq": offset})).message
+    return read_record(found.data, topic, partition, offset)
+
+
+async def read(link: NatsLink, topic: str, partition: int, start: int, limit: int) -> list[Record]:
+    """Up to ``limit`` records from ``start`` on, in one request; any replica may answer."""
+    name = link.place.stream(topic, partition)
+    body = {"seq": start, "batch": min(limit, _AT_ONCE)}
+    return [
+        read_record(message.data, topic, partition, _sequence(message))
+        for message in await get_direct(link, name, body)
+    ]
+
+
+async def seek(link: NatsLink, topic: str, partition: int, when: datetime) -> int | None:
+    """The first offset that the server stored at or after ``when``."""
+    name = link.place.stream(topic, partition)
+    text = write_time(when)
+    found = await get_direct(link, name, {"start_time": text, "batch": 1})
+    return _sequence(found[0]) if found else None
+
+
+def _sequence(message: Msg) -> int:
+    return int(message.headers["Nats-Sequence"])
+
+
+async def get_direct(link: NatsLink, stream: str, body: Mapping[str, object]) -> list[Msg]:
+    """Messages by a direct get; the server ends them with a status."""
+    nc = link.nc
+    inbox = nc.new_inbox()
+    found: list[Msg] = []
+    done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def came(message: Msg) -> None:
+        status = (message.headers or {}).get("Status")
+        if status is None:
+            found.append(message)
+        elif not done.done():
+            done.set_result(status)
+
+    subscription = await nc.subscribe(inbox, cb=came, pending_msgs_limit=-1)
+    try:
+        subject = f"$JS.API.DIRECT.GET.{stream}"
+        await nc.publish(subject, msgspec.json.encode(body), reply=inbox)
+        async with asyncio.timeout(_READ_S):
+            status = await done
+    except TimeoutError:
+        status = "503"
+    finally:
+        with contextlib.suppress(Exception):
+            await subscription.unsubscribe()
+    if status in ("204", "404"):
+        return found
+    await link.api(f"STREAM.INFO.{stream}")  # waits for a server, or says what is wrong
+    raise NotFound(f"NATS: a direct get of {stream} ended with {status}")

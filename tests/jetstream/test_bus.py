@@ -1,0 +1,213 @@
+"""What the bus on NATS does beyond the suites: bounds, groups, bad input."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import trunkline
+from trunkline.bus.nats import NatsBus
+from trunkline.bus.nats.server import Servers
+from trunkline.errors import Conflict, InvalidEvent, InvalidOption, NotFound
+from trunkline.event import Event
+from trunkline.options import GroupOptions
+
+
+@pytest.fixture
+async def bus(url: str) -> AsyncIterator[NatsBus]:
+    async with NatsBus(url) as bus:
+        yield bus
+
+
+async def take(stream: Any, count: int) -> list[Any]:
+    async with asyncio.timeout(20):
+        return [await anext(stream) for _ in range(count)]
+
+
+def test_connect_opens_it_by_its_url(url: str) -> None:
+    assert isinstance(trunkline.connect(url), NatsBus)
+
+
+async def test_a_group_parks_a_bounded_number_of_delayed_records(url: str) -> None:
+    async with NatsBus(url, delayed_max=2) as bus:
+        for number in (1, 2):
+            await bus.publish("orders", number, delay_s=1.0)
+        await bus.publish("orders", "now")
+        async with bus.subscribe("orders", group="billing") as stream:
+            got = [d.event.payload for d in await take(stream, 3)]
+    assert sorted(map(str, got)) == ["1", "2", "now"]
+
+
+async def test_a_seek_moves_a_group_and_its_members(bus: NatsBus) -> None:
+    await bus.publish_many("orders", [1, 2, 3])
+    async with bus.subscribe("orders", group="billing") as stream:
+        for delivery in await take(stream, 3):
+            await delivery.ack()
+        await bus.drain(10)
+        (info,) = await bus.seek("orders", "billing", 2)
+        assert (info.floor, info.lag) == (1, 2)
+        assert [d.event.payload for d in await take(stream, 2)] == [2, 3]
+
+
+async def test_a_paused_group_gets_nothing(bus: NatsBus) -> None:
+    async with bus.subscribe("orders", group="billing") as stream:
+        assert [one.paused for one in await bus.pause("orders", "billing")] == [True]
+        await bus.publish("orders", 1)
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        assert [one.paused for one in await bus.resume("orders", "billing")] == [False]
+        delivery = await asyncio.wait_for(waiting, 20)
+        assert delivery.event.payload == 1
+
+
+async def test_an_edited_policy_holds_for_members_that_are_there(bus: NatsBus, url: str) -> None:
+    policy = GroupOptions(max_retries=5, backoff_base_s=0.0)
+    await bus.publish("orders", 1)
+    async with bus.subscribe("orders", group="billing", policy=policy) as stream:
+        async with NatsBus(url) as other:
+            (info,) = await other.edit("orders", "billing", max_retries=0)
+            assert info.policy.max_retries == 0
+        async with asyncio.timeout(10):
+            while bus._members["orders", "billing"].policy.max_retries:
+                await asyncio.sleep(0.01)
+        (delivery,) = await take(stream, 1)
+        await delivery.nack()
+        async with asyncio.timeout(10):
+            while not [letter async for letter in bus.dead_letters("orders").letters()]:
+                await asyncio.sleep(0.05)
+
+
+async def test_groups_say_where_they_stand(bus: NatsBus) -> None:
+    await bus.define("orders", partitions=2)
+    await bus.publish_many("orders", [Event(topic="orders", key=f"k{n}") for n in range(10)])
+    async with bus.subscribe("orders", group="billing"):
+        pass
+    found = await bus.groups("orders")
+    assert [(one.partition, one.group) for one in found] == [(0, "billing"), (1, "billing")]
+    assert sum(one.lag for one in found) == 10 == await bus.lag("orders", "billing")
+    with pytest.raises(NotFound):
+        await bus.lag("orders", "nobody")
+    with pytest.raises(NotFound):
+        await bus.seek("nothing", "billing", 1)
+
+
+async def test_records_are_read_past_any_group(bus: NatsBus) -> None:
+    for start in range(0, 1200, 600):
+        await bus.publish_many("orders", list(range(start, start + 600)))
+    assert await bus.bounds("orders") == (1, 1201)
+    records = await bus.read("orders", 2, 1100)
+    assert [record.offset for record in records] == list(range(2, 1102))
+    assert [record.event.payload for record in records] == list(range(1, 1101))
+
+
+async def test_an_event_that_was_published_before_is_kept_once(bus: NatsBus) -> None:
+    events = [Event(topic="orders", payload=n) for n in range(3)]
+    await bus.publish_many("orders", events[:2])
+    receipts = await bus.publish_again("orders", events)
+    assert [receipt.offset for receipt in receipts] == [1, 2, 3]
+    assert await bus.bounds("orders") == (1, 4)
+
+
+async def test_a_stream_that_is_not_ours_is_left_alone(bus: NatsBus) -> None:
+    name = bus.link.place.stream("orders", 0)
+    body = {"name": name, "subjects": ["their.subject"], "storage": "file"}
+    await bus.link.api(f"STREAM.CREATE.{name}", body)
+    before = await bus.link.api(f"STREAM.INFO.{name}")
+    with pytest.raises(Conflict, match="not one of Trunkline's"):
+        await bus.publish("orders", 1)
+    assert before[:400] == (await bus.link.api(f"STREAM.INFO.{name}"))[:400]
+    assert await bus.topics() == {}
+
+
+async def test_a_subject_that_another_stream_takes_is_told(bus: NatsBus) -> None:
+    name = "theirs-" + bus.link.place.bus
+    body = {"name": name, "subjects": [bus.link.place.subject("orders", 0)], "storage": "file"}
+    await bus.link.api(f"STREAM.CREATE.{name}", body)
+    with pytest.raises(Conflict, match="another stream"):
+        await bus.publish("orders", 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"partitions": 65},
+        {"compact": True},
+        {"segment_records": 10},
+        {"dedup_window_s": 1.0},
+        {"retention_records": 10},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+async def test_topic_options_that_nats_cannot_keep_are_refused(
+    bus: NatsBus, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidOption):
+        await bus.define("orders", **options)
+    assert await bus.topics() == {}
+
+
+async def test_retention_is_that_of_the_stream(bus: NatsBus) -> None:
+    await bus.define("orders", retention_records=10, retain_unsettled=False)
+    await bus.publish_many("orders", list(range(25)))
+    assert await bus.bounds("orders") == (16, 26)
+
+
+async def test_an_id_with_strange_letters_is_kept_once_too(bus: NatsBus) -> None:
+    event = Event(topic="orders", id="ä \r\n\tx", payload=1)
+    first, second = await bus.publish(event), await bus.publish(event)
+    assert (first.duplicate, second.duplicate, second.offset) == (False, True, 1)
+
+
+async def test_a_repeat_beside_new_events_in_a_batch_is_told(bus: NatsBus) -> None:
+    await bus.define("orders", dedup_window_s=60)
+    await bus.publish("orders", 1, idem_key="a")
+    batch = [Event(topic="orders", idem_key=key, payload=key) for key in ("b", "a", "b")]
+    receipts = await bus.publish_many("orders", batch)
+    assert [(one.offset, one.duplicate) for one in receipts] == [(2, False), (1, True), (2, True)]
+
+
+async def test_an_event_that_the_server_cannot_take_is_refused(
+    bus: NatsBus, server: Servers
+) -> None:
+    large = trunkline.options.Limits(record_bytes=8_000_000)
+    async with NatsBus(f"{server.url}/{bus.link.place.bus}", limits=large) as wide:
+        with pytest.raises(InvalidEvent, match="at most"):
+            await wide.publish("orders", "x" * 4_000_000)
+        assert (await wide.publish("orders", 1)).offset == 1
+
+
+async def test_the_other_member_takes_over_a_key_when_the_first_leaves(
+    bus: NatsBus, url: str
+) -> None:
+    async with NatsBus(url) as other:
+        first = await bus.subscribe("orders", group="billing").__aenter__()
+        async with other.subscribe("orders", group="billing") as second:
+            await bus.publish("orders", 1, key="a")
+            (held,) = await take(first, 1)
+            await bus.publish("orders", 2, key="a")
+            waiting = asyncio.ensure_future(anext(second))
+            await asyncio.sleep(0.3)
+            assert not waiting.done(), "one member at a time has a partition"
+            await held.ack()
+            await first.close()
+            delivery = await asyncio.wait_for(waiting, 20)
+            assert delivery.event.payload == 2
+
+
+async def test_members_follow_another_ordering(bus: NatsBus, url: str) -> None:
+    async with (
+        NatsBus(url) as other,
+        bus.subscribe("orders", group="billing", max_inflight=3) as mine,
+        other.subscribe("orders", group="billing", max_inflight=3) as theirs,
+    ):
+        await bus.edit("orders", "billing", ordering="none")
+        async with asyncio.timeout(10):
+            while other._members["orders", "billing"].policy.ordering != "none":
+                await asyncio.sleep(0.01)
+        await bus.publish_many("orders", list(range(6)))
+        both = await take(mine, 3) + await take(theirs, 3)
+        assert sorted(delivery.event.payload for delivery in both) == list(range(6))

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = (ROOT / "tests" / "compat" / "appendix_b.txt").read_text("utf-8")
 
@@ -20,11 +22,16 @@ def run(program: str, folder: Path, *, silent: bool = True) -> str:
         capture_output=True,
         text=True,
         timeout=50,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "compat")},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'compat'}{os.pathsep}{ROOT / 'src'}"},
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == "" or not silent
     return done.stdout
+
+
+def with_other_key(program: str) -> str:
+    """The program with another event: a repeated ``idem_key`` names the one that is there."""
+    return program.replace("act:a1|ok", "act:a2|ok")
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -59,7 +66,7 @@ def test_the_programs_own_example_runs_and_leaves_its_files(tmp_path: Path) -> N
 def test_a_second_run_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     counting = PROGRAM.replace("# dedupe with idem_key", "print(ev.meta.event_id, ev.meta.topic)")
     first = run(counting, tmp_path).split()
-    second = run(counting, tmp_path).split()
+    second = run(with_other_key(counting), tmp_path).split()
 
     assert (len(first), len(second)) == (2, 2)
     assert first[0] != second[0]
@@ -270,3 +277,300 @@ asyncio.run(main())
 
 def test_a_topic_that_is_no_name_is_refused(tmp_path: Path) -> None:
     assert run(NAMES, tmp_path) == "refused\n" * 3
+
+
+WITHOUT_TELEMETRY = "import sys\nsys.modules['opentelemetry'] = None\n"
+
+
+def test_the_programs_own_example_runs_without_opentelemetry(tmp_path: Path) -> None:
+    run(WITHOUT_TELEMETRY + PROGRAM.replace("from __future__ import annotations", ""), tmp_path)
+    wal = tmp_path / "workspace" / ".bus" / "wal" / "actions.00000001.jsonl"
+    assert lines(wal)[0]["payload"] == {"action_id": "a1", "status": "ok"}
+
+
+def test_every_module_of_the_program_imports(tmp_path: Path) -> None:
+    names = (
+        "bus types persistence dispatcher handlers middleware filters subscription publisher "
+        "serialization validation utils attention_gate cognitive_events write_handler"
+    )
+    program = (
+        f"import importlib\nfor n in {names.split()!r}: importlib.import_module('events.' + n)"
+    )
+    assert run(program, tmp_path) == ""
+
+
+LETTERS = """
+import asyncio
+from events.bus import EventBus
+from events.types import Event, EventMeta
+from events.middleware import MetricsMiddleware
+from trunkline import StorageFull
+
+class Full:
+    on = False
+    async def publish(self, events, call_next):
+        if self.on:
+            raise StorageFull()
+        return await call_next(events)
+
+async def main():
+    told = []
+    metrics, full = MetricsMiddleware(lambda *a: told.append(a)), Full()
+    bus = EventBus([metrics, full])
+    async def handler(ev):
+        raise RuntimeError("broken")
+    await bus.subscribe("actions", "learner", handler, backoff_base=0.001, max_retries=2)
+    for n in range(3):
+        await bus.publish(Event(EventMeta("actions", "A", "s"), {"n": n}))
+    while metrics.counts["events_dlq_total", "actions"] < 3:
+        await asyncio.sleep(0.01)
+    full.on = True
+    for _ in range(2):
+        try:
+            await bus.publish(Event(EventMeta("other", "A", "s"), {}))
+        except StorageFull:
+            print("full", metrics.counts[("events_storage_full",)])
+    full.on = False
+    await bus.publish(Event(EventMeta("other", "A", "s"), {}))
+    print([(name, value) for name, value, _ in told if name == "events_storage_full"])
+    health = await bus.health()
+    print(bus.state.value, health["ok"], health["events_storage_full"])
+    await bus.close()
+    print(bus.state.value, metrics.counts["events_dlq_total", "actions"])
+
+asyncio.run(main())
+"""
+
+
+def test_every_dead_letter_is_counted_and_a_full_disk_is_told(tmp_path: Path) -> None:
+    assert run(LETTERS, tmp_path, silent=False).splitlines() == [
+        "full 1",
+        "full 1",
+        "[('events_storage_full', 1.0), ('events_storage_full', 0.0)]",
+        "RUNNING True False",
+        "STOPPED 3",
+    ]
+    letters = lines(tmp_path / "workspace" / ".bus" / "dlq" / "actions.dlq.jsonl")
+    assert len([one for one in letters if "offset" in one]) == 3
+
+
+OWN_CLASSES = """
+import asyncio
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from enum import Enum
+from typing import Any, Dict, Optional
+from uuid import uuid4
+from events.bus import EventBus
+
+class EventType(str, Enum):
+    ACTION_EXECUTED="ACTION_EXECUTED"
+
+@dataclass
+class EventMeta:
+    topic: str
+    type: EventType
+    space_id: str
+    event_id: str = field(default_factory=lambda:"ev-"+uuid4().hex)
+    ts: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+    actor: Optional[str] = None
+    trace_id: Optional[str] = None
+    idem_key: Optional[str] = None
+    ttl_sec: Optional[int] = None
+
+@dataclass
+class Event:
+    meta: EventMeta
+    payload: Dict[str, Any]
+
+class Ack:  ...
+class Nack: ...
+
+async def main():
+    bus, seen = EventBus(), []
+    async def handler(ev):
+        seen.append(ev.payload["n"])
+        return Nack() if seen.count(ev.payload["n"]) < 3 and ev.payload["n"] == 2 else Ack()
+    await bus.subscribe("actions", "learner", handler, backoff_base=0.001)
+    for n in (1, 2):
+        await bus.publish(Event(EventMeta("actions", EventType.ACTION_EXECUTED, "s"), {"n": n}))
+    while len(seen) < 4:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    await bus.close()
+    print(sorted(seen))
+
+asyncio.run(main())
+"""
+
+
+def test_the_programs_own_ack_nack_and_meta_work(tmp_path: Path) -> None:
+    assert run(OWN_CLASSES, tmp_path) == "[1, 2, 2, 2]\n"
+
+
+VALUES = """
+import asyncio
+from events.bus import EventBus, EventBusState
+from events.types import *
+from events.types import Actor, Device, QoS, SecurityBand, Capability, EventMeta, Event
+from events.serialization import serialize_event, deserialize_event
+from events.validation import validate_event, validate_topic_format
+from events.utils import generate_event_id
+
+meta = EventMeta("actions", EventType.TRIGGER_FIRED, "home", actor=Actor("alice"),
+                 device=Device("phone-1"), qos=QoS(priority="high", ttl_sec=60),
+                 band=SecurityBand.RED, caps=[Capability.WRITE], event_id=generate_event_id())
+event = Event(meta, {"a": 1})
+validate_event(event); validate_topic_format("actions")
+again = deserialize_event(serialize_event(event))
+print(again.meta.actor, again.meta.device, again.meta.priority, again.meta.ttl_sec,
+      again.meta.band, again.meta.caps, again.meta.type.name)
+
+async def main():
+    bus, got = EventBus(), []
+    print(bus.state is EventBusState.STOPPED)
+    async def first(ev):
+        await bus.publish(Event(EventMeta("later", "T", "home"), {}))
+    async def second(ev):
+        got.append(ev.meta.trace_id)
+    await bus.subscribe("actions", "one", first)
+    await bus.subscribe("later", "two", second)
+    meta.trace_id = "trace-123"
+    await bus.publish(event)
+    while not got:
+        await asyncio.sleep(0.01)
+    print(got, [offset async for offset, _ in bus.replay("actions", 1)])
+    await bus.close()
+asyncio.run(main())
+"""
+
+
+def test_actors_devices_bands_and_capabilities_are_values(tmp_path: Path) -> None:
+    values, stopped, traced = run(VALUES, tmp_path).splitlines()
+    assert values == (
+        "{'user_id': 'alice', 'caps': []} {'device_id': 'phone-1', 'platform': None} high 60 "
+        "RED ['WRITE'] TRIGGER_FIRED"
+    )
+    assert stopped == "True"
+    assert traced == "['trace-123'] [1]", "a trace goes on in what a handler publishes"
+
+
+FULL_WINDOW = """
+import asyncio
+from events.bus import EventBus
+from events.types import Event, EventMeta
+
+async def main():
+    bus, published, most = EventBus(), 0, []
+    handled = 0
+    async def handler(ev):
+        nonlocal handled
+        await asyncio.sleep(0.02)
+        handled += 1
+        if ev.payload["n"] == 3:
+            await bus.publish(Event(EventMeta("actions", "T", "s"), {"n": 99}))
+    await bus.subscribe("actions", "learner", handler, max_inflight=2)
+    for n in range(10):
+        await bus.publish(Event(EventMeta("actions", "T", "s"), {"n": n}))
+        published += 1
+        most.append(published - handled)
+    while handled < 11:
+        await asyncio.sleep(0.01)
+    await bus.close()
+    print(max(most), handled)
+
+asyncio.run(main())
+"""
+
+
+def test_a_publisher_waits_while_max_inflight_events_are_not_done(tmp_path: Path) -> None:
+    most, handled = map(int, run(FULL_WINDOW, tmp_path).split())
+    assert handled == 11
+    assert most <= 3, "two in flight, and the one that was just published"
+
+
+DEADLINE = """
+import asyncio
+from events.bus import EventBus
+from events.types import Event, EventMeta
+
+async def main():
+    bus, began = EventBus(ack_deadlines={"actions": 50}), []
+    async def handler(ev):
+        began.append(1)
+        await asyncio.sleep(30 if len(began) == 1 else 0)
+    await bus.subscribe("actions", "learner", handler, backoff_base=0.001)
+    await bus.publish(Event(EventMeta("actions", "T", "s"), {}))
+    while len(began) < 2:
+        await asyncio.sleep(0.01)
+    await bus.close()
+    print(len(began))
+
+asyncio.run(main())
+"""
+
+
+def test_an_event_returns_to_the_queue_after_the_deadline_of_its_topic(tmp_path: Path) -> None:
+    assert run(DEADLINE, tmp_path, silent=False) == "2\n"
+
+
+def test_a_changed_policy_is_taken(tmp_path: Path) -> None:
+    run(PROGRAM, tmp_path)
+    run(PROGRAM.replace("max_retries=5", "max_retries=1"), tmp_path, silent=False)
+    saved = tmp_path / "workspace" / ".bus" / "offsets" / "actions__learner.json"
+    assert json.loads(saved.read_text("utf-8"))["options"]["max_retries"] == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", b"{", "cut", "flip"])
+def test_a_damaged_offsets_file_recovers_from_its_journal(
+    tmp_path: Path, damage: bytes | str
+) -> None:
+    counting = PROGRAM.replace("# dedupe with idem_key", "print(ev.meta.event_id)")
+    run(counting, tmp_path)
+    path = tmp_path / "workspace" / ".bus" / "offsets" / "actions__learner.json"
+    whole = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif damage == "flip":
+        path.write_bytes(whole.replace(b'"committed":1', b'"committed":7'))
+    else:
+        assert isinstance(damage, bytes)
+        path.write_bytes(damage)
+    shown = run(with_other_key(counting), tmp_path, silent=False).split()
+    assert len(shown) == 1, "the new event alone is handled"
+    assert json.loads(path.read_text("utf-8"))["committed"] == 2
+
+
+GATE = """
+import asyncio
+from events.attention_gate import AttentionGate
+from events.bus import EventBus
+from events.cognitive_events import FOCUS_SHIFT_REQUEST, CognitiveEventType
+from events.write_handler import WriteHandler
+from events.types import Event, EventMeta
+
+gate = AttentionGate()
+def verbs(event): return [v for v in ("admit", "defer", "boost", "drop") if getattr(gate, v)(event)]
+urgent = Event(EventMeta("workspace", FOCUS_SHIFT_REQUEST, "home", priority="critical"), {"n": 1})
+plain = Event(EventMeta("workspace", "T", "home", key="k"), {"n": 2})
+print(verbs(urgent), verbs(plain))
+print(AttentionGate(scorer=lambda *a: 1 / 0).decide(plain), len(CognitiveEventType))
+
+async def main():
+    async with EventBus() as bus:
+        writer = WriteHandler(bus)
+        meta = EventMeta("ingest", "T", "home")
+        done = await writer.handle(Event(meta, {"subject": "alice", "content": {"likes": "tea"}}))
+        mind = writer.inner.consolidator
+        run = await mind.run()
+        print(done.encoded.topic, run.ok, len(mind.view.recall("alice", "home")))
+asyncio.run(main())
+"""
+
+
+def test_gate_types_and_write_handler_are_there(tmp_path: Path) -> None:
+    assert run(GATE, tmp_path).splitlines() == [
+        "['boost'] ['admit']",
+        "admit 15",
+        "hippo True 1",
+    ]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from events.types import from_bus
-from trunkline import Event, Receipt, Reject
+from trunkline import Event, Receipt, StorageFull
 from trunkline.bus import Delivery
 
 Sink = Callable[[str, float, dict[str, str]], None]
@@ -26,16 +26,37 @@ def TracingMiddleware(provider: Any = None) -> object:
     try:
         from trunkline.middleware.tracing import Tracing
     except ImportError:
-        return object()
+        return _NoTracing()
     return Tracing(provider, publish_name="events.publish", handle_name="events.handle")
 
 
+class _NoTracing:
+    """Stands where there is no OpenTelemetry: events keep their ``trace_id``, no span is made."""
+
+    async def publish(self, events: list[Event], call_next: Any) -> list[Receipt]:
+        receipts: list[Receipt] = await call_next(events)
+        return receipts
+
+
 class MetricsMiddleware:
-    """Counts by the old names; ``sink(name, value, labels)`` is told of each step as well."""
+    """Counts by the old names; ``sink(name, value, labels)`` is told of each step as well.
+    ``events_storage_full`` is 1 from the first publish that finds no room to the next that does.
+    """
 
     def __init__(self, sink: Sink | None = None) -> None:
         self.counts: Counter[tuple[str, ...]] = Counter()
         self._sink = sink
+        self._is_full = False
+
+    def dead(self, topic: str) -> None:
+        """A dead letter was written, for whatever reason."""
+        self._count("events_dlq_total", topic=topic)
+
+    def _full(self, now: bool) -> None:
+        if now != self._is_full:
+            self._is_full = now
+            self.counts["events_storage_full",] = int(now)
+            self._tell("events_storage_full", float(now), {})
 
     def _count(self, name: str, **labels: str) -> None:
         self.counts[name, *labels.values()] += 1
@@ -46,7 +67,12 @@ class MetricsMiddleware:
             self._sink(name, value, labels)
 
     async def publish(self, events: list[Event], call_next: Any) -> list[Receipt]:
-        receipts: list[Receipt] = await call_next(events)
+        try:
+            receipts: list[Receipt] = await call_next(events)
+        except StorageFull:
+            self._full(True)
+            raise
+        self._full(False)
         for event in events:
             self._count("events_publish_count", topic=event.topic)
         return receipts
@@ -56,10 +82,8 @@ class MetricsMiddleware:
         started = time.perf_counter()
         try:
             result = await call_next(delivery)
-        except Exception as error:
+        except Exception:
             self._count("events_handle_err_total", **place)
-            if isinstance(error, Reject):
-                self._count("events_dlq_total", topic=delivery.topic)
             raise
         else:
             self._count("events_handle_ok_total", **place)

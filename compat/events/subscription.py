@@ -22,6 +22,7 @@ class Subscription:
     max_inflight: int = 100
     workers: int = 1
     policy: GroupOptions | None = None
+    deadline_ms: float | None = None
     begun: bool = False
 
     def wants(self, event: Event) -> bool:

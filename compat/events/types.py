@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
@@ -22,6 +23,48 @@ class EventType(str, Enum):  # noqa: UP042 -- str() of a member shows its class 
     ACTION_EXECUTED = "ACTION_EXECUTED"
     METACOG_REPORT = "METACOG_REPORT"
     PROSPECTIVE_TRIGGER = "PROSPECTIVE_TRIGGER"
+    WRITE_ACCEPTED = "WRITE_ACCEPTED"
+    TRIGGER_FIRED = "TRIGGER_FIRED"
+
+
+class SecurityBand(str, Enum):  # noqa: UP042 -- as above
+    GREEN = "GREEN"
+    AMBER = "AMBER"
+    RED = "RED"
+    BLACK = "BLACK"
+
+
+class Capability(str, Enum):  # noqa: UP042 -- as above
+    READ = "READ"
+    WRITE = "WRITE"
+    RECALL = "RECALL"
+    PROJECT = "PROJECT"
+    SCHEDULE = "SCHEDULE"
+
+
+class EventBusState(str, Enum):  # noqa: UP042 -- as above
+    STOPPED = "STOPPED"
+    RUNNING = "RUNNING"
+
+
+@dataclass
+class Actor:
+    user_id: str
+    caps: list[Capability | str] = field(default_factory=list)
+
+
+@dataclass
+class Device:
+    device_id: str
+    platform: str | None = None
+
+
+@dataclass
+class QoS:
+    """``priority`` is that of the event; ``ttl_sec`` counts where the meta has none."""
+
+    priority: str = "normal"
+    ttl_sec: int | None = None
 
 
 @dataclass
@@ -33,21 +76,27 @@ class EventMeta:
     space_id: str = ""
     event_id: str = field(default_factory=lambda: "ev-" + uuid4().hex)
     ts: datetime = field(default_factory=lambda: datetime.now(UTC))
-    actor: str | dict[str, Any] | None = None
+    actor: Actor | str | dict[str, Any] | None = None
     trace_id: str | None = None
     idem_key: str | None = None
     ttl_sec: int | None = None
-    device: str | dict[str, Any] | None = None
+    device: Device | str | dict[str, Any] | None = None
     priority: str = "normal"
-    band: str = "GREEN"
+    band: SecurityBand | str = "GREEN"
     key: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    qos: QoS | None = None
+    caps: list[Capability | str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.space_id:
             raise ValueError("space_id must be set: every event belongs to a space")
         if self.type is None and isinstance(self.topic, EventType):
             self.type = self.topic
+        if self.qos is not None and self.priority == "normal":
+            self.priority = self.qos.priority
+        if self.qos is not None and self.ttl_sec is None:
+            self.ttl_sec = self.qos.ttl_sec
 
 
 @dataclass
@@ -68,24 +117,36 @@ class Nack(Exception):
         self.delay_s = delay_s
 
 
-def to_bus(event: Event, topic: str | None = None) -> trunkline.Event:
+def is_nack(result: Any) -> bool:
+    """Whether a result is a ``Nack``: ours, or a class of that name in the program itself."""
+    kind = result if isinstance(result, type) else type(result)
+    return any(one.__name__ == "Nack" for one in kind.__mro__)
+
+
+def to_bus(event: Any, topic: str | None = None) -> trunkline.Event:
+    """``event`` is an ``Event``, or of a class with the same fields; a field may be missing."""
     meta = event.meta
-    headers = dict(meta.headers)
-    if meta.device is not None:
-        headers["device"] = _text(meta.device)
+    if not getattr(meta, "space_id", None):
+        raise ValueError("space_id must be set: every event belongs to a space")
+    headers = dict(getattr(meta, "headers", None) or {})
+    device = getattr(meta, "device", None)
+    if device is not None:
+        headers["device"] = _text(device)
+    actor, type_ = getattr(meta, "actor", None), getattr(meta, "type", None)
     return trunkline.Event(
         id=meta.event_id,
         ts=meta.ts if meta.ts.tzinfo else meta.ts.replace(tzinfo=UTC),
         topic=_name(topic if topic is not None else meta.topic),
-        type=None if meta.type is None else _name(meta.type),
+        type=None if type_ is None else _name(type_),
         space=meta.space_id,
-        actor=None if meta.actor is None else _text(meta.actor),
-        key=meta.key,
-        idem_key=meta.idem_key,
-        trace=meta.trace_id,
-        ttl_s=meta.ttl_sec,
-        priority=meta.priority,
-        band=meta.band,
+        actor=None if actor is None else _text(actor),
+        key=getattr(meta, "key", None),
+        idem_key=getattr(meta, "idem_key", None),
+        trace=getattr(meta, "trace_id", None),
+        ttl_s=getattr(meta, "ttl_sec", None),
+        priority=_name(getattr(meta, "priority", "normal")),  # type: ignore[arg-type]
+        band=_name(getattr(meta, "band", "GREEN")),  # type: ignore[arg-type]
+        caps=tuple(_names(getattr(meta, "caps", ()))),
         headers=headers,
         payload=event.payload,
     )
@@ -110,6 +171,7 @@ def from_bus(event: trunkline.Event) -> Event:
         band=event.band,
         key=event.key,
         headers=headers,
+        caps=list(event.caps),
     )
     return Event(meta=meta, payload=event.payload)
 
@@ -118,8 +180,15 @@ def _name(value: str) -> str:
     return value.value if isinstance(value, Enum) else value
 
 
-def _text(value: str | dict[str, Any]) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+def _names(values: Iterable[str]) -> list[str]:
+    return [_name(value) for value in values]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return msgspec.json.encode(plain).decode()
 
 
 def _value(text: str | None) -> str | dict[str, Any] | None:

@@ -71,7 +71,7 @@ async def _serving(module: str, *flags: str) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def client(url: str) -> AsyncIterator[Any]:
-    from trunkline.buses.remote import RemoteBus
+    from trunkline.bus.remote import RemoteBus
 
     async with RemoteBus(url) as bus:
         await bus.link.connected.wait()

@@ -120,12 +120,17 @@ class Process:
 Launch = Callable[..., Awaitable[Process]]
 
 
-async def start(folder: Path, *flags: str, port: int = 0) -> Process:
+async def start(
+    place: Path | str, *flags: str, port: int = 0, env: dict[str, str] | None = None
+) -> Process:
+    """A broker of the bus in a folder, or at a URL."""
+    url = place if isinstance(place, str) else f"file:{place}"
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("BUS_", "TRUNKLINE_"))}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "trunkline.broker", "--json", "--url", f"file:{folder}"),
+        *(sys.executable, "-m", "trunkline.broker", "--json", "--url", url),
         *("--port", str(port), *flags),
         stdout=asyncio.subprocess.PIPE,
-        env={k: v for k, v in os.environ.items() if not k.startswith(("BUS_", "TRUNKLINE_"))},
+        env=inherited | (env or {}),
     )
     assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), 30)
@@ -135,8 +140,8 @@ async def start(folder: Path, *flags: str, port: int = 0) -> Process:
 
 
 @asynccontextmanager
-async def running(folder: Path, *flags: str) -> AsyncIterator[Process]:
-    broker = await start(folder, *flags)
+async def running(place: Path | str, *flags: str) -> AsyncIterator[Process]:
+    broker = await start(place, *flags)
     try:
         yield broker
     finally:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
+from trunkline.options import BrokerOptions
 
 from .client import Launch, Peer, Process, peer, start
 

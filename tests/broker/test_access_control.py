@@ -14,13 +14,13 @@ import pytest
 import websockets
 
 from trunkline.access import EVERYTHING, Grant
-from trunkline.broker.configs import Config
-from trunkline.broker.options import BrokerOptions
-from trunkline.broker.rights import Rights
 from trunkline.broker.server import Broker, check_exposed
-from trunkline.buses import connect
-from trunkline.buses.remote import RemoteBus
+from trunkline.broker.tokens import Rights
+from trunkline.broker.topic_rules import Config
+from trunkline.bus.connect import open_local
+from trunkline.bus.remote import RemoteBus
 from trunkline.errors import ConnectionLost, Denied, InvalidOption
+from trunkline.options import BrokerOptions
 from trunkline.testing.clock import ManualClock
 
 from .client import Peer, peer, running, until
@@ -146,6 +146,12 @@ ROUTES: tuple[tuple[str, str, Any, set[str]], ...] = (
     ("POST", "/topics/orders/groups/billing/pause", None, {"manager", "admin"}),
     ("POST", "/topics/orders/groups/billing/resume", None, {"manager", "admin"}),
     ("POST", "/topics/orders/groups/billing/seek", {"to": "latest"}, {"manager", "admin"}),
+    ("POST", "/topics/orders/groups/billing/fetch", {}, {"consumer", "manager", "admin"}),
+    ("POST", "/topics/orders/groups/audit/fetch", {}, {"other-group", "manager", "admin"}),
+    ("POST", "/topics/system.access/groups/billing/fetch", {}, {"admin"}),
+    ("GET", "/tokens", None, {"admin"}),
+    ("POST", "/tokens", {"agent": "x", "admin": True}, {"admin"}),
+    ("POST", "/tickets", {}, set(GRANTS)),
     ("GET", "/topics/orders/dlq", None, {"admin"}),
     ("POST", "/topics/orders/dlq/redrive", {}, {"manager", "admin"}),
     ("POST", "/topics/orders/dlq/drop", {}, {"manager", "admin"}),
@@ -388,7 +394,7 @@ async def test_rights_that_are_revoked_end_a_tail(broker: Broker) -> None:
 async def test_a_token_that_expires_ends_its_connection() -> None:
     clock = ManualClock()
     options = BrokerOptions(port=0, rights_s=0.05, metrics_s=0)
-    async with connect("memory:", clock=clock) as bus, Broker(options, bus=bus) as broker:
+    async with open_local("memory:", clock=clock) as bus, Broker(options, bus=bus) as broker:
         rights = broker.hub.rights
         soon = rights.now() + timedelta(seconds=60)
         text, _ = await rights.create("shortly", [EVERYTHING], soon)
@@ -403,7 +409,7 @@ async def test_a_token_that_expires_ends_its_connection() -> None:
 async def test_what_another_process_says_of_a_token_counts_at_once(tmp_path: Path) -> None:
     url = f"file:{tmp_path / 'bus'}"
     options = BrokerOptions(url=url, port=0, auth=True, rights_s=3600, metrics_s=0)
-    async with Broker(options) as broker, connect(url) as elsewhere:
+    async with Broker(options) as broker, open_local(url) as elsewhere:
         rights = Rights(elsewhere)
         text, token = await rights.create("till", [EVERYTHING])
 
@@ -565,7 +571,7 @@ class TestExposure:
         assert not (tmp_path / "bus").exists(), "it leaves nothing behind"
 
     async def test_a_bus_with_a_token_is_guarded(self, tmp_path: Path) -> None:
-        async with connect(f"file:{tmp_path}") as bus:
+        async with open_local(f"file:{tmp_path}") as bus:
             await Rights(bus).create("me", [EVERYTHING])
         async with running(tmp_path, "--host", "0.0.0.0") as broker:
             assert broker.process.returncode is None
@@ -579,7 +585,7 @@ def _files(folder: Path) -> tuple[bytes, set[int]]:
 
 class TestTokens:
     async def test_nothing_of_a_token_is_kept_but_its_digest(self, tmp_path: Path) -> None:
-        async with connect(f"file:{tmp_path}") as bus:
+        async with open_local(f"file:{tmp_path}") as bus:
             text, token = await Rights(bus).create("me", [EVERYTHING])
         secret = text.split("_", 2)[2]
         kept, modes = _files(tmp_path)
@@ -593,7 +599,7 @@ class TestTokens:
         ) as broker:
             async with peer(broker.url) as one:
                 assert (await one.ask("PUBLISH", topic="t", payload=1))["type"] == "PUBLISHED"
-                async with connect(f"file:{tmp_path}") as bus:
+                async with open_local(f"file:{tmp_path}") as bus:
                     text, _ = await Rights(bus).create("me", [Grant(("publish",), ("t",))])
                 assert (await one.hear("ERROR"))["code"] == "unauthenticated"
             async with peer(broker.url, text) as one:
@@ -741,3 +747,85 @@ def test_secrets_are_not_in_addresses() -> None:
         with pytest.raises(InvalidOption) as caught:
             RemoteBus(url)
         assert "secret" not in str(caught.value)
+
+
+class TestLists:
+    """Lists of agents, with a hostile eye: on every door, by agent and by scope."""
+
+    async def doors(self, broker: Broker, token: str) -> dict[str, bool]:
+        """What a token may do with the topic, door by door."""
+        base = broker.url.replace("ws", "http", 1)
+        shown = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        found = {}
+        async with (
+            httpx.AsyncClient(base_url=base, headers=shown, trust_env=False) as http,
+            peer(broker.url, token) as one,
+        ):
+            said = await one.ask("PUBLISH", topic="t", payload=1, headers={"scopes": "boss"})
+            found["ws publish"] = said["type"] == "PUBLISHED"
+            calls = {
+                "http publish": ("POST", "/topics/t/events", '{"payload":1}'),
+                "stream append": ("POST", "/v1/stream/t", "1"),
+                "http read": ("GET", "/topics/t/events", None),
+                "http tail": ("GET", "/topics/t/tail?from=earliest&limit=1", None),
+                "stream read": ("GET", "/v1/stream/t", None),
+                "http fetch": ("POST", "/topics/t/groups/g/fetch", "{}"),
+            }
+            for name, (method, path, body) in calls.items():
+                done = await http.request(method, path, content=body)
+                assert done.is_success or done.status_code == 403, (name, done.text)
+                found[name] = done.is_success
+            for topic in ("t", "*"):
+                said = await one.subscribe(topic, "g")
+                found[f"ws subscribe {topic}"] = said["type"] == "OK"
+            said = await one.ask("CALL", op="read", args={"topic": "t"})
+            found["ws read"] = said["type"] == "OK"
+        return found
+
+    @pytest.mark.parametrize(
+        ("rules", "writes", "reads"),
+        [
+            ({"allow": ["ann"]}, {"ann"}, {"ann", "bob"}),
+            ({"deny": ["ann"]}, {"bob"}, {"ann", "bob"}),
+            ({"allow": ["till"], "deny": ["ann"]}, {"bob"}, {"ann", "bob"}),
+            ({"allow": []}, set(), {"ann", "bob"}),
+            ({"publishACL": ["*", "!till"]}, {"ann"}, {"ann", "bob"}),
+            ({"subscribeACL": ["ann"]}, {"ann", "bob"}, {"ann"}),
+            ({"subscribeACL": []}, {"ann", "bob"}, set()),
+            ({"subscribe_acl": ["*", "!bob"]}, {"ann", "bob"}, {"ann"}),
+        ],
+    )
+    async def test_a_list_counts_at_every_door(
+        self, broker: Broker, rules: dict[str, Any], writes: set[str], reads: set[str]
+    ) -> None:
+        rights = broker.hub.rights
+        grants = [Grant(("publish", "subscribe", "read"), ("*",), ("g",))]
+        grants.append(Grant(("subscribe",), ("system.>",), ("g",)))
+        texts = {
+            "ann": (await rights.create("ann", grants))[0],
+            "bob": (await rights.create("bob", grants, scopes=("till",)))[0],
+        }
+        ops, _ = await rights.create("ops", [EVERYTHING])
+        base = broker.url.replace("ws", "http", 1)
+        shown = {"authorization": f"Bearer {ops}"}
+        async with httpx.AsyncClient(base_url=base, headers=shown, trust_env=False) as http:
+            done = await http.post("/topics", json={"topic": "t", **rules})
+            assert done.status_code == 201
+            await http.post("/topics/t/events", json={"payload": 0})
+        await broker.hub.bus.publish("t", 0)
+        for agent, text in texts.items():
+            for door, may in (await self.doors(broker, text)).items():
+                wanted = writes if "publish" in door or "append" in door else reads
+                if door == "ws subscribe *":
+                    wanted = reads
+                assert may is (agent in wanted), (agent, door)
+        for record in await broker.hub.bus.read("t"):
+            claimed = record.event.headers.get("scopes")
+            assert claimed in (None, "till"), "a client cannot claim a scope"
+
+    async def test_no_agent_has_a_name_that_a_list_reads_as_something_else(
+        self, broker: Broker
+    ) -> None:
+        for name in ("*", "!ann", "!"):
+            with pytest.raises(InvalidOption):
+                await broker.hub.rights.create(name, [EVERYTHING])

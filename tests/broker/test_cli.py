@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
 from trunkline.cli import Parser, main, serve, token
 from trunkline.errors import InvalidOption, NotFound
+from trunkline.options import BrokerOptions
 
 from .client import peer, running
 
@@ -65,7 +65,7 @@ def test_a_list_of_tokens_says_what_each_may(
     run("token", "ls", "--url", url)
     head, biller, shop = capsys.readouterr().out.splitlines()
     assert head.split() == ["id", "agent", "valid", "allows"]
-    assert biller.endswith("subscribe,read orders as billing")
+    assert biller.endswith("  subscribe orders as billing")
     assert shop.endswith("publish orders")
 
 

@@ -6,6 +6,9 @@ import asyncio
 import json
 import logging
 import re
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from time import monotonic
@@ -15,8 +18,8 @@ from urllib.parse import unquote
 import httpx
 import pytest
 
-from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
+from trunkline.options import BrokerOptions
 
 from .client import until
 
@@ -27,6 +30,9 @@ CLOUDEVENT = {
     "type": "order",
     "data": {"n": 1},
 }
+
+
+WAIT = {"Prefer": "wait=20"}
 
 
 @pytest.fixture
@@ -83,7 +89,7 @@ class TestTopics:
             ({}, "topic is missing"),
             ({"topic": "a", "partitions": 0}, "partitions must be a whole number >= 1"),
             ({"topic": "a", "x": 1}, "there is no field x"),
-            ({"topic": "a", "publishACL": ["b", 3]}, "publishACL[1] must be text, not a whole"),
+            ({"topic": "a", "publishACL": ["b", 3]}, "publish_acl[1] must be text, not a whole"),
             ({"topic": "a", "options": {"dedup_keys": "x"}}, "dedup_keys must be a whole number"),
             ([], "it must be an object, not a list"),
         ],
@@ -109,7 +115,7 @@ class TestTopics:
         assert (await http.get("/topics/tt/dlq")).status_code == 404
         for what in ("redrive", "drop"):
             assert (await http.post(f"/topics/tt/dlq/{what}", json={})).status_code == 404
-            assert (await http.post(f"/topics/t/dlq/{what}", json={})).status_code == 200
+            assert (await http.post(f"/topics/t/dlq/{what}", json={})).status_code == 202
 
     async def test_what_the_broker_keeps_for_itself_is_denied_and_counted(
         self, http: httpx.AsyncClient, one: Any
@@ -269,7 +275,7 @@ class TestEvents:
         ("path", "hint"),
         [
             ("/topics/t/events?limt=5", "known here: from, where, partition, limit"),
-            ("/topics?limit=5", "this takes none"),
+            ("/topics?limt=5", "known here: limit, after"),
             ("/healthz?x", "this takes none"),
         ],
     )
@@ -784,7 +790,7 @@ class TestGroupsAndLetters:
         assert await one.silent()
         await http.post("/topics/t/groups/g/resume")
         await one.ack(await one.hear("MESSAGE"))
-        moved = await http.post("/topics/t/groups/g/seek", json={"to": 2})
+        moved = await http.post("/topics/t/groups/g/seek", json={"to": 2}, headers=WAIT)
         assert moved.json()["partitions"][0]["lastCommitted"] == 1
         assert [(await one.hear("MESSAGE"))["offset"] for _ in range(3)] == [2, 3, 4]
         assert (await http.get("/groups")).json()["groups"][0]["group"] == "g"
@@ -792,6 +798,18 @@ class TestGroupsAndLetters:
         assert bad.status_code == 400
         assert bad.json()["message"] == "to is an offset, earliest, latest or a time"
         assert (await http.post("/topics/t/groups/no/pause")).status_code == 404
+
+    async def test_a_groups_policy_is_edited(self, http: httpx.AsyncClient, one: Any) -> None:
+        await publish(http, "t", 1)
+        await one.subscribe("t", "g")
+        await one.ack(await one.hear("MESSAGE"))
+        done = await http.patch("/topics/t/groups/g", json={"policy": {"max_retries": 9}})
+        assert done.json()["partitions"][0]["policy"]["max_retries"] == 9
+        bad = await http.patch("/topics/t/groups/g", json={"policy": {"max_retrys": 9}})
+        assert (bad.status_code, "max_retrys" in bad.json()["message"]) == (400, True)
+        assert (await http.patch("/topics/t/groups/g", json={"policy": {}})).status_code == 400
+        none = await http.patch("/topics/t/groups/no", json={"policy": {"max_retries": 9}})
+        assert none.status_code == 404
 
     async def test_dead_letters_are_listed_redriven_and_dropped(
         self, http: httpx.AsyncClient, one: Any
@@ -808,19 +826,21 @@ class TestGroupsAndLetters:
         assert page == {"letters": found[:1], "next": first + 1}
         page = (await http.get(f"/topics/t/dlq?from={page['next']}")).json()
         assert page["letters"] == found[1:]
-        dry = await http.post("/topics/t/dlq/redrive", json={"dryRun": True})
+        dry = await http.post("/topics/t/dlq/redrive", json={"dryRun": True}, headers=WAIT)
         assert len(dry.json()["redriven"]) == 2
         for what in ("redrive", "drop"):
-            wrong = await http.post(f"/topics/t/dlq/{what}", json={"offsets": [98, first, 99]})
+            wrong = await http.post(
+                f"/topics/t/dlq/{what}", json={"offsets": [98, first, 99]}, headers=WAIT
+            )
             assert (wrong.status_code, wrong.json()["message"]) == (
                 404,
                 "no open letter 98 99 of t",
             )
         assert await _letters(http, 2), "all of them, or none"
-        done = await http.post("/topics/t/dlq/redrive", json={"offsets": [first]})
+        done = await http.post("/topics/t/dlq/redrive", json={"offsets": [first]}, headers=WAIT)
         assert [one["offset"] for one in done.json()["redriven"]] == [first]
         assert (await one.hear("MESSAGE"))["offset"] == found[0]["origin"]
-        dropped = await http.post("/topics/t/dlq/drop", json={"group": "g"})
+        dropped = await http.post("/topics/t/dlq/drop", json={"group": "g"}, headers=WAIT)
         assert len(dropped.json()["dropped"]) == 1
         assert (await http.get("/topics/t/dlq")).json()["letters"] == []
 
@@ -837,7 +857,7 @@ class TestGroupsAndLetters:
             return [group["group"] for group in found]
 
         assert await names("") == ["g"]
-        assert await names("?all=true") == ["g", "desk"]
+        assert sorted(await names("?all=true")) == ["desk", "g"]
 
     async def test_a_dead_letter_is_not_made_by_hand(
         self, http: httpx.AsyncClient, one: Any
@@ -1024,3 +1044,175 @@ class TestTheBroker:
                 refused = await http.options("/topics/orders/events", headers=evil)
                 assert refused.status_code == 403
                 assert "access-control-allow-origin" not in refused.headers
+
+
+async def test_an_answer_on_a_kept_alive_connection_does_not_wait_for_a_delayed_ack(
+    broker: Broker,
+) -> None:
+    accepted: list[socket.socket] = []
+    server = broker._server
+    assert server is not None
+    async with httpx.AsyncClient(base_url=broker.url.replace("ws", "http", 1)) as client:
+        await client.get("/healthz")
+        accepted += [
+            connection.transport.get_extra_info("socket")
+            for connection in server.server_state.connections
+        ]
+        assert accepted
+        assert all(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in accepted)
+
+
+def test_an_embedded_broker_may_open_as_many_files_as_the_command() -> None:
+    program = """
+import asyncio, resource
+from trunkline.broker.options import BrokerOptions
+from trunkline.broker.server import Broker
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+async def main():
+    async with Broker(BrokerOptions(url="memory:", port=0)):
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+class TestLongWork:
+    """Redrive, drop, seek, purge and compact are jobs."""
+
+    async def letters(self, http: httpx.AsyncClient, one: Any, count: int) -> None:
+        for n in range(count):
+            await publish(http, "t", n)
+        await one.subscribe("t", "g", max_inflight=count)
+        for _ in range(count):
+            await one.nack(await one.hear("MESSAGE"), dead=True, reason="no")
+        await until(lambda: _letters(http, count))
+
+    async def test_a_job_has_an_id_progress_a_rate_and_results(
+        self, http: httpx.AsyncClient, one: Any
+    ) -> None:
+        await self.letters(http, one, 3)
+        begun = await http.post("/topics/t/dlq/redrive", json={})
+        assert begun.status_code == 202
+        name = begun.json()["job"]["id"]
+        assert begun.headers["location"] == f"/jobs/{name}"
+
+        async def ended() -> Any:
+            job = (await http.get(f"/jobs/{name}")).json()
+            return job if job["state"] == "done" else None
+
+        job = await until(ended)
+        assert (job["kind"], job["topic"], job["done"], job["refused"]) == ("redrive", "t", 3, 0)
+        assert job["rate"] > 0
+        assert len(job["results"]) == 3
+        assert [job["id"] for job in (await http.get("/jobs")).json()["jobs"]] == [name]
+        assert (await http.get("/jobs/none")).status_code == 404
+
+    async def test_a_job_with_a_rate_is_cancelled(self, http: httpx.AsyncClient, one: Any) -> None:
+        await self.letters(http, one, 3)
+        slow = {"rate": 0.1}
+        name = (await http.post("/topics/t/dlq/redrive", json=slow)).json()["job"]["id"]
+        again = await http.post("/topics/t/dlq/redrive", json=slow)
+        assert (again.status_code, again.json()["code"]) == (409, "running")
+        ended = (await http.delete(f"/jobs/{name}")).json()
+        assert ended["state"] == "cancelled"
+        assert ended["done"] <= 1
+        assert (await http.get("/healthz")).status_code == 200
+
+    async def test_a_topic_is_purged(self, http: httpx.AsyncClient, one: Any) -> None:
+        for n in range(5):
+            await publish(http, "t", n)
+        done = await http.post("/topics/t/purge", json={"before": 4}, headers=WAIT)
+        assert done.json()["partitions"] == [{"partition": 0, "first": 4, "next": 6}]
+        events = (await http.get("/topics/t/events")).json()["events"]
+        assert [event["offset"] for event in events] == [4, 5]
+        assert (await http.post("/topics/none/purge", json={})).status_code == 404
+
+    async def test_only_a_folder_is_compacted_on_request(self, http: httpx.AsyncClient) -> None:
+        await publish(http, "t", 1)
+        refused = await http.post("/topics/t/compact")
+        assert (refused.status_code, refused.json()["code"]) == (409, "unsupported")
+
+
+async def test_a_topic_of_a_folder_is_compacted(tmp_path: Path) -> None:
+    options = BrokerOptions(url=f"file:{tmp_path / 'bus'}", port=0)
+    async with (
+        Broker(options) as broker,
+        httpx.AsyncClient(base_url=broker.url.replace("ws", "http", 1)) as http,
+    ):
+        made = {"topic": "t", "options": {"segment_records": 10, "compact": True}}
+        assert (await http.post("/topics", json=made)).status_code == 201
+        for n in range(25):
+            await publish(http, "t", n, key="k")
+        done = await http.post("/topics/t/compact", headers=WAIT)
+        assert done.status_code == 200
+        assert done.json()["partitions"][0]["removed"] > 0
+        plain = {"topic": "u"}
+        await http.post("/topics", json=plain)
+        assert (await http.post("/topics/u/compact")).status_code == 400
+
+
+async def test_lists_are_paged(http: httpx.AsyncClient) -> None:
+    for n in range(5):
+        await publish(http, f"t{n}", n)
+    names: list[str] = []
+    after = ""
+    while after is not None:
+        query = f"?limit=2&after={after}" if after else "?limit=2"
+        page = (await http.get(f"/topics{query}")).json()
+        assert len(page["topics"]) <= 2
+        names += [topic["topic"] for topic in page["topics"]]
+        after = page["next"]
+    assert [name for name in names if name.startswith("t")] == [f"t{n}" for n in range(5)]
+
+
+async def test_a_list_is_gathered_once_for_all_who_ask(
+    broker: Broker, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counted(monkeypatch, broker.hub.bus.store, "groups")
+    await asyncio.gather(*(http.get("/groups") for _ in range(20)))
+    assert len(calls) == 1
+
+
+class TestAudit:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"audit": 1.0}
+
+    async def test_the_audit_does_not_feed_on_itself(
+        self, broker: Broker, http: httpx.AsyncClient, one: Any
+    ) -> None:
+        await one.subscribe("system.bus.audit", "auditor")
+        await publish(http, "t", 1)
+        heard = await one.hear("MESSAGE")
+        assert heard["envelope"]["payload"]["what"] == "publish"
+        await one.ack(heard)
+        assert await one.silent(0.5)
+        topics = await broker.hub.bus.topics()
+        assert topics["system.bus.audit"].retention_age_s is not None
+
+
+class TestMetricsTopic:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"metrics_s": 0.05}
+
+    async def test_nothing_is_written_while_nothing_happens(
+        self, broker: Broker, http: httpx.AsyncClient
+    ) -> None:
+        async def end() -> int:
+            return (await broker.hub.bus.bounds("system.metrics")).next
+
+        await publish(http, "t", 1)
+        await until(end)
+        await asyncio.sleep(0.5)
+        before = await end()
+        await asyncio.sleep(0.5)
+        assert await end() == before
+        await publish(http, "t", 2)
+
+        async def more() -> bool:
+            return await end() > before
+
+        await until(more)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from trunkline.access import NOBODY
-from trunkline.broker import rights
-from trunkline.broker.options import BrokerOptions
+from trunkline.broker import tokens as rights
 from trunkline.broker.publisher import Publisher, Turn
 from trunkline.broker.server import Broker
 from trunkline.broker.session import Session
 from trunkline.event import Event
+from trunkline.options import BrokerOptions
 
 from .client import peer, until
 

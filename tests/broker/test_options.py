@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from trunkline.broker.options import BrokerOptions, gather
+from trunkline.broker.options import gather
+from trunkline.broker.server import Broker
+from trunkline.bus.remote import RemoteBus
 from trunkline.errors import InvalidOption
+from trunkline.options import BrokerOptions
 
 FILE = """
 [broker]
@@ -117,3 +122,24 @@ def test_a_file_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_config_that_is_empty_is_none() -> None:
     assert gather({}, {"TRUNKLINE_CONFIG": ""}) == gather({}, {})
+
+
+async def test_a_client_gets_no_more_at_once_than_the_broker_allows() -> None:
+    options = BrokerOptions(url="memory:", port=0, metrics_s=0, max_inflight_limit=2)
+    async with Broker(options) as broker, RemoteBus(broker.url) as bus:
+        await bus.publish_many("orders", [1, 2, 3])
+        async with bus.subscribe("orders", group="billing", max_inflight=100) as stream:
+            first = [await asyncio.wait_for(anext(stream), 10) for _ in range(2)]
+            third = asyncio.ensure_future(anext(stream))
+            await asyncio.wait([third], timeout=0.1)
+            assert not third.done()
+            await first[0].ack()
+            assert (await asyncio.wait_for(third, 10)).event.payload == 3
+
+
+async def test_a_broker_answers_to_its_names_alone() -> None:
+    options = BrokerOptions(url="memory:", port=0, metrics_s=0, hosts=("bus.example",))
+    async with Broker(options) as broker, httpx.AsyncClient() as http:
+        url = broker.url.replace("ws", "http", 1) + "/healthz"
+        for host, status in (("bus.example", 200), ("other.example", 421)):
+            assert (await http.get(url, headers={"host": host})).status_code == status

@@ -13,8 +13,8 @@ from time import monotonic
 import pytest
 import sqlalchemy as sa
 
-from trunkline.buses import connect
-from trunkline.outbox import SqlOutbox
+from trunkline.bus.connect import connect
+from trunkline.patterns.outbox import SqlOutbox
 
 from .client import Launch, until
 
@@ -22,7 +22,7 @@ DRAIN = """
 import asyncio, sys
 import sqlalchemy as sa
 import trunkline
-from trunkline.outbox import Drainer, SqlOutbox
+from trunkline.patterns.outbox import Drainer, SqlOutbox
 
 async def main():
     outbox = SqlOutbox(sa.create_engine(sys.argv[1]))

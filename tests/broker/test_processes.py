@@ -18,7 +18,8 @@ import pytest
 import websockets
 
 import trunkline
-from trunkline.buses.remote import RemoteBus
+from trunkline.bus.connect import open_local
+from trunkline.bus.remote import RemoteBus
 from trunkline.errors import TrunklineError
 
 from .client import Launch, Peer, peer, running, until
@@ -76,7 +77,7 @@ def _reached(seen: list[Any], enough: int) -> bool:
 
 
 async def _floor(folder: Path) -> int:
-    async with trunkline.connect(f"file:{folder}", create=False) as bus:
+    async with open_local(f"file:{folder}", create=False) as bus:
         for key in await bus.store.groups():
             return await bus.store.update(key, lambda group: group.floor)
     return 0
@@ -120,7 +121,7 @@ async def test_who_reads_late_is_told_what_was_kept_before_the_end(
                     await one.say("PUBLISH", topic=topic, payload="x" * 500, corr=n)
 
         floods = [asyncio.ensure_future(flood(one, t)) for one, t in ((reads, "t"), (never, "u"))]
-        async with trunkline.connect(f"file:{tmp_path}") as log:
+        async with open_local(f"file:{tmp_path}") as log:
             await until(lambda: at_least(log, "t", 10_000))
         for one in floods:
             one.cancel()
@@ -133,7 +134,7 @@ async def test_who_reads_late_is_told_what_was_kept_before_the_end(
         assert await ending == 0
         assert monotonic() - started < 5
         never.socket.transport.abort()
-    async with trunkline.connect(f"file:{tmp_path}") as log:
+    async with open_local(f"file:{tmp_path}") as log:
         assert await log.bounds("t") == (1, answered + 1)
 
 
@@ -175,7 +176,7 @@ async def test_nothing_that_was_acknowledged_is_lost_at_the_end(
     assert (code, unsure) == (0, 0)
     assert took < 5
     assert await broker.end() == 0
-    async with trunkline.connect(f"file:{tmp_path}") as log:
+    async with open_local(f"file:{tmp_path}") as log:
         kept: dict[int, Any] = {}
         at = 1
         while records := await log.read("t", at, 10_000):
@@ -200,7 +201,8 @@ async def test_two_brokers_may_serve_one_folder(tmp_path: Path) -> None:
         await one.subscribe("t", "g")
         second.kill()
         again = [await one.hear("MESSAGE") for _ in range(5)]
-        assert {message["attempt"] for message in again} == {2}
+        # The client had the records, and it lives: the end of a broker is nobody's failure.
+        assert {message["attempt"] for message in again} == {1}
 
 
 class TestServe:

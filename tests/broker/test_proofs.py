@@ -23,8 +23,8 @@ from websockets.client import ClientProtocol
 from websockets.uri import parse_uri
 
 from trunkline.broker.server import Broker
-from trunkline.buses import connect
-from trunkline.buses.remote import RemoteBus
+from trunkline.bus.connect import connect
+from trunkline.bus.remote import RemoteBus
 
 from .client import Process, peer, resident_mb, running, until
 
@@ -141,7 +141,10 @@ def _schemathesis(broker: Process, examples: int) -> subprocess.CompletedProcess
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{broker.http}/openapi.json"),
             *("--checks", f"{checks},response_schema_conformance", "--max-examples", str(examples)),
-            *("--exclude-path-regex", "/tail$", "--generation-database", "none", "--seed", "7"),
+            # A token that is made by chance would shut the broker to the rest of the run. Streams
+            # answer with a content type and no content, as their protocol asks.
+            *("--exclude-path-regex", "/tail$|^/tokens|^/v1/stream"),
+            *("--generation-database", "none", "--seed", "7"),
             *("--request-timeout", "10", "--suppress-health-check", "all", "--phases", "fuzzing"),
         ],
         capture_output=True,

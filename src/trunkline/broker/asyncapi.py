@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from trunkline import __version__, frames
-from trunkline.schemas import Schema
+from trunkline import __version__
+from trunkline.patterns.schemas import Schema
+from trunkline.wire import frames
 
 _ASKED = (
     *(frames.Auth, frames.Publish, frames.Subscribe, frames.Unsubscribe, frames.Ack, frames.Nack),
@@ -37,21 +38,26 @@ def document(schemas: Iterable[Schema], host: str, protocol: str) -> dict[str, A
             "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
         }
     }
+    operations = {"ask": _operation("receive", _ASKED), "tell": _operation("send", _TOLD)}
     for one in schemas:
         place = f"#/channels/{one.topic}/messages/event/payload"
         channels[one.topic] = {
             "address": one.topic,
             "messages": {"event": {"payload": _payload(one, place), "name": f"v{one.version}"}},
         }
+        for name, action in (("publish", "receive"), ("deliver", "send")):
+            channel = f"#/channels/{one.topic}"
+            operations[f"{name}__{one.topic}"] = {
+                "action": action,
+                "channel": {"$ref": channel},
+                "messages": [{"$ref": f"{channel}/messages/event"}],
+            }
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "Trunkline broker", "version": __version__},
         "servers": {"this": {"host": host, "protocol": protocol}},
         "channels": channels,
-        "operations": {
-            "ask": _operation("receive", _ASKED),
-            "tell": _operation("send", _TOLD),
-        },
+        "operations": operations,
         "components": {"messages": messages, "schemas": parts},
     }
 
@@ -70,17 +76,17 @@ def _payload(one: Schema, place: str) -> Any:
     if isinstance(one.schema, bool):
         return {} if one.schema else {"not": {}}
     if "draft-04" in str(one.schema.get("$schema")):
-        schema = _moved(one.schema, f"{place}/schema", f"{place}/schema")
+        schema = moved(one.schema, f"{place}/schema", f"{place}/schema")
         return {"schemaFormat": "application/schema+json;version=draft-04", "schema": schema}
-    return _moved(one.schema, place, place)
+    return moved(one.schema, place, place)
 
 
-def _moved(schema: Any, root: str, here: str) -> Any:
+def moved(schema: Any, root: str, here: str) -> Any:
     """With references that lead to the same place as before. ``#`` was ``root``, which is not the
     beginning of this page; a name can only be looked up in the schema itself.
     """
     if isinstance(schema, list):
-        return [_moved(one, root, f"{here}/{index}") for index, one in enumerate(schema)]
+        return [moved(one, root, f"{here}/{index}") for index, one in enumerate(schema)]
     if not isinstance(schema, dict):
         return schema
     if here != root and not str(schema.get("$id", "#")).startswith("#"):
@@ -95,10 +101,10 @@ def _moved(schema: Any, root: str, here: str) -> Any:
                 found.setdefault("description", f"{value} in the topic's schema")
         elif word in _BY_NAME and isinstance(value, dict):
             found[word] = {
-                name: _moved(one, root, f"{below}/{_token(name)}") for name, one in value.items()
+                name: moved(one, root, f"{below}/{_token(name)}") for name, one in value.items()
             }
         else:
-            found[word] = value if word in _VALUES else _moved(value, root, below)
+            found[word] = value if word in _VALUES else moved(value, root, below)
     return found
 
 

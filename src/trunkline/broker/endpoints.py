@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from heapq import heappop, heappush
 from typing import Annotated, Any
 
@@ -12,14 +14,20 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response, StreamingResponse
 
-from trunkline.broker import cloudevents, exposition
-from trunkline.broker.configs import Config
+from trunkline.broker import prometheus as exposition
+from trunkline.broker.cursors import read_mark, read_places
+from trunkline.broker.dlq_pages import page_of
 from trunkline.broker.http import Ask, decoded, reply
-from trunkline.broker.letters import page_of
-from trunkline.broker.places import read_mark, read_places
+from trunkline.broker.listing import place_of, show_group, show_topic
+from trunkline.broker.spelling import event_row, letter_row, with_aliases
 from trunkline.broker.tail import follow
-from trunkline.dead import Desk, keeps_books
+from trunkline.broker.topic_rules import Config
+from trunkline.bus.groups import edit_group, find_group
+from trunkline.codec import check_value, decode_payload
+from trunkline.delivery.deadletters import Desk, is_hidden
 from trunkline.errors import (
+    Conflict,
+    Denied,
     Invalid,
     InvalidEvent,
     InvalidOption,
@@ -27,31 +35,37 @@ from trunkline.errors import (
     OutOfRange,
     TrunklineError,
 )
-from trunkline.event import Event, Record, check_value, decode_payload
+from trunkline.event import Event, Record
 from trunkline.filters import read_time
-from trunkline.frames import DIGEST, check_digest, envelope_of, fields_of
-from trunkline.group import Group
+from trunkline.filters.where import compile_where
+from trunkline.filters.work import Share
+from trunkline.names import GroupKey, check_group, check_topic, dead_topic
 from trunkline.options import TopicOptions, changed, make
-from trunkline.store import GroupKey
-from trunkline.topics import check_group, check_topic, dead_topic
-from trunkline.where import compile_where
+from trunkline.wire import cloudevents
+from trunkline.wire.envelope import DIGEST, check_digest, fields_of
 
 READ_MAX = 1000
+PAGE_MAX = 1000
 _STREAM = "text/event-stream"
 _BATCH_MAX = 10_000
+_KEY_CHARS = 200
+_STATE_CHARS = 512  # longer ones need not be passed on
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 # -- topics ----------------------------------------------------------------------------------------
 
 
-class NewTopic(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     partitions: Annotated[int, Meta(ge=1, le=1024)] | None = None
     retention_ms: Annotated[int, Meta(ge=0, le=10**15)] | None = None
     max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     ack_timeout_ms: Annotated[int, Meta(ge=1, le=10**12)] | None = None
-    publish_acl: list[str] | None = msgspec.field(default=None, name="publishACL")
-    subscribe_acl: list[str] | None = msgspec.field(default=None, name="subscribeACL")
+    publish_acl: list[str] | None = None
+    subscribe_acl: list[str] | None = None
+    allow: list[str] | None = None  # agents that may publish: another form of publish_acl
+    deny: list[str] | None = None
     options: dict[str, Any] = {}
 
 
@@ -71,14 +85,23 @@ async def create_topic(ask: Ask) -> Response:
     make(TopicOptions, values)
     configs = ask.hub.configs
     before = configs.get(name)
+    publishers = _publishers(asked)
+    lists = [one for one in (publishers, asked.subscribe_acl) if one is not None]
+    if lists and not (ask.hub.rights.is_on or ask.hub.acl):
+        raise Conflict(
+            "this broker knows nobody: lists of agents would let everybody pass",
+            code="open_broker",
+            hint="make a token with 'trunkline token create', or start it with --auth",
+        )
     # First: who waits for the topic must not find it without its rules.
     await configs.set(
         Config(
             name,
             asked.max_attempts or before.max_attempts,
             asked.ack_timeout_ms or before.ack_timeout_ms,
-            before.publish_acl if asked.publish_acl is None else asked.publish_acl,
+            before.publish_acl if publishers is None else publishers,
             before.subscribe_acl if asked.subscribe_acl is None else asked.subscribe_acl,
+            before.content_type,
         )
     )
     try:
@@ -86,31 +109,51 @@ async def create_topic(ask: Ask) -> Response:
     except TrunklineError:
         await configs.set(before)
         raise
-    return reply(await _topic(ask, name), 201 if have is None else 200)
+    return reply(await show_topic(ask.hub.bus, ask.hub.configs, name), 201 if have is None else 200)
+
+
+def _publishers(asked: NewTopic) -> list[str] | None:
+    """``publish_acl``, or the members ``allow`` and ``deny`` in its form."""
+    if asked.allow is None and asked.deny is None:
+        return asked.publish_acl
+    if asked.publish_acl is not None:
+        raise InvalidOption("publish_acl, or allow and deny, not both", name="publish_acl")
+    allowed = ["*"] if asked.allow is None else asked.allow
+    return [*allowed, *(f"!{agent}" for agent in asked.deny or ())]
 
 
 async def list_topics(ask: Ask) -> Response:
-    found = []
-    for name, options in sorted((await ask.hub.bus.topics()).items()):
-        if ask.hub.allows(ask.who, "read", name):
-            found.append(await _topic(ask, name, options))
-            await asyncio.sleep(0)  # others have their turn, too
-    return reply({"topics": found})
+    rows = await ask.hub.topics_shown.get()
+    return _page(ask, "topics", [row for row in rows if _may_see(ask, row)], "topic")
+
+
+def _may_see(ask: Ask, row: dict[str, Any]) -> bool:
+    return ask.hub.allows(ask.who, "read", row["topic"])
+
+
+def _page(ask: Ask, name: str, rows: list[dict[str, Any]], *by: str) -> Response:
+    """A page of rows that are sorted by their members ``by``, and where the next one begins."""
+    limit = ask.number("limit", PAGE_MAX, 1, PAGE_MAX)
+    after = ask.query("after")
+    if after is not None:
+        rows = [row for row in rows if place_of(row, by) > after]
+    page, more = rows[:limit], len(rows) > limit
+    return reply({name: page, "next": place_of(page[-1], by) if more else None})
 
 
 async def get_topic(ask: Ask) -> Response:
-    return reply(await _topic(ask, await _known(ask, "read")))
+    return reply(await show_topic(ask.hub.bus, ask.hub.configs, await known_topic(ask, "read")))
 
 
 async def delete_topic(ask: Ask) -> Response:
-    name = await _known(ask, "admin")
+    name = await known_topic(ask, "admin")
     ask.hub.refuse_reserved(ask.who, "admin", name)
     await ask.hub.bus.store.define(name, None)
     await ask.hub.configs.set(Config(name))
     return Response(status_code=204)
 
 
-async def _known(ask: Ask, action: Any) -> str:
+async def known_topic(ask: Ask, action: Any) -> str:
     name = check_topic(ask.path("topic"))
     ask.require(action, name)
     if name not in await ask.hub.bus.topics():
@@ -118,28 +161,15 @@ async def _known(ask: Ask, action: Any) -> str:
     return name
 
 
-async def _topic(ask: Ask, name: str, options: TopicOptions | None = None) -> dict[str, Any]:
-    store = ask.hub.bus.store
-    options = options or (await ask.hub.bus.topics()).get(name, TopicOptions())
-    bounds = [await store.bounds(name, number) for number in range(options.partitions)]
-    config = msgspec.to_builtins(ask.hub.configs.get(name))
-    return {
-        **config,
-        "partitions": options.partitions,
-        "records": sum(end - first for first, end in bounds),
-        "options": changed(options),
-    }
-
-
 async def offsets(ask: Ask) -> Response:
-    name = await _known(ask, "read")
+    name = await known_topic(ask, "read")
     bus = ask.hub.bus
     options = (await bus.topics()).get(name, TopicOptions())
     groups = [key for key in await bus.store.groups() if key.topic == name]
     found = []
     for number in range(options.partitions):
         first, end = await bus.store.bounds(name, number)
-        mine = [await _group(ask, key) for key in groups if key.partition == number]
+        mine = [await show_group(ask.hub.bus, key) for key in groups if key.partition == number]
         found.append({"partition": number, "first": first, "next": end, "groups": mine})
     return reply({"topic": name, "partitions": found})
 
@@ -179,11 +209,42 @@ async def publish(ask: Ask) -> Response:
         said = f"events come as {cloudevents.KNOWN}, not {kind[:80]!r}"
         raise Invalid(said, code="media_type", status=415)
     for event in events:
-        check_value(event.payload, ask.hub.bus.store.options.limits.depth)  # type: ignore[attr-defined]
+        check_value(event.payload, ask.hub.bus.store.limits.depth)
+    events = _marked(ask, events)
     receipts = await ask.hub.publish(ask.who, name, events) if events else []
     if kind == cloudevents.BATCH:
         return reply({"receipts": receipts}, 201)
     return reply(receipts[0], 201)
+
+
+def _marked(ask: Ask, events: list[Event]) -> list[Event]:
+    """Events with what the request's headers say of them. What an event says itself counts more."""
+    headers = ask.request.headers
+    once = headers.get("idempotency-key")
+    if once is not None:
+        # The header is a quoted string in the IETF's draft; most clients send it bare.
+        once = once[1:-1] if len(once) > 2 and once[0] == once[-1] == '"' else once
+        if not once or len(once) > _KEY_CHARS:
+            raise InvalidOption(
+                f"Idempotency-Key has 1 to {_KEY_CHARS} characters", name="Idempotency-Key"
+            )
+    trace = headers.get("traceparent", "")
+    if _TRACEPARENT.fullmatch(trace) is None:  # a broken one is to be ignored, says the W3C
+        trace = ""
+    state = headers.get("tracestate", "") if trace else ""
+    if once is None and not trace:
+        return events
+    found = []
+    for index, event in enumerate(events):
+        changes: dict[str, Any] = {}
+        if once is not None and event.idem_key is None:
+            changes["idem_key"] = once if len(events) == 1 else f"{once}/{index}"
+        if trace and event.trace is None:
+            changes["trace"] = trace
+            if state and "tracestate" not in event.headers and len(state) <= _STATE_CHARS:
+                changes["headers"] = {**event.headers, "tracestate": state}
+        found.append(msgspec.structs.replace(event, **changes) if changes else event)
+    return found
 
 
 def _new_event(ask: Ask, topic: str, asked: NewEvent) -> Event:
@@ -203,24 +264,29 @@ def _new_event(ask: Ask, topic: str, asked: NewEvent) -> Event:
 
 
 async def read_events(ask: Ask) -> Response:
-    name = await _known(ask, "read")
+    name = await known_topic(ask, "read")
     limit = ask.number("limit", 100, 1, READ_MAX)
     where = ask.query("where")
     wanted = None if where is None else compile_where(where)
     start = ask.query("from", "earliest") or "earliest"
     begun = read_places(start)
-    partitions = await _partitions(ask, name, begun)
+    partitions = await partitions_of(ask, name, begun)
     places = {
-        number: await _offset(ask, name, number, begun.get(number, "earliest" if begun else start))
+        number: await offset_of(
+            ask, name, number, begun.get(number, "earliest" if begun else start)
+        )
         for number in partitions
     }
     batch = cloudevents.BATCH in ask.request.headers.get("accept", "")
-    form: Any = cloudevents.to_cloudevent if batch else envelope_of
+    form: Any = cloudevents.to_cloudevent if batch else event_row
     rows: list[msgspec.Raw] = []
     looked = size = 0
+    share = Share()
     async for record in _by_time(ask, name, places):
         looked += 1
-        if wanted is None or wanted(record.event):
+        if share.is_spent():  # others have their turn
+            await asyncio.sleep(0)
+        if (wanted is None or wanted(record.event)) and ask.hub.may_read(ask.who, record):
             data = msgspec.json.encode(form(record))
             rows.append(msgspec.Raw(data))
             size += len(data)
@@ -260,7 +326,7 @@ async def _by_time(ask: Ask, topic: str, places: dict[int, int]) -> AsyncIterato
         await push(number)
 
 
-async def _partitions(ask: Ask, topic: str, named: Iterable[int] = ()) -> range:
+async def partitions_of(ask: Ask, topic: str, named: Iterable[int] = ()) -> range:
     """The one that is asked for, or all. Those that are ``named`` besides must be there, too."""
     count = (await ask.hub.bus.topics())[topic].partitions
     number = ask.number("partition", 0, 0, 1023)
@@ -272,13 +338,15 @@ async def _partitions(ask: Ask, topic: str, named: Iterable[int] = ()) -> range:
 
 async def read_event(ask: Ask) -> Response:
     """One record; ``form`` says how, else ``Accept``."""
-    name = await _known(ask, "read")
+    name = await known_topic(ask, "read")
     partition, offset = int(ask.path("partition")), int(ask.path("offset"))
     if partition > 1023 or offset > 2**63 - 1:
         raise NotFound(f"there is no record {partition}/{offset} in {name}")
     found = await ask.hub.bus.store.read(name, partition, offset, 1)
     if not found or found[0].offset != offset:
         raise OutOfRange(f"there is no record {partition}/{offset} in {name}")
+    if not ask.hub.may_read(ask.who, found[0]):
+        raise Denied("access denied", actor=ask.who.agent, action="read", topic=name)
     is_asked = cloudevents.STRUCTURED in ask.request.headers.get("accept", "")
     form = ask.query("form", "cloudevent" if is_asked else "envelope")
     if form == "binary":
@@ -288,10 +356,10 @@ async def read_event(ask: Ask) -> Response:
         return reply(cloudevents.to_cloudevent(found[0]), media=cloudevents.STRUCTURED)
     if form != "envelope":
         raise InvalidOption("form is envelope, cloudevent or binary", name="form")
-    return reply(envelope_of(found[0]))
+    return reply(event_row(found[0]))
 
 
-async def _offset(ask: Ask, topic: str, partition: int, text: str, name: str = "from") -> int:
+async def offset_of(ask: Ask, topic: str, partition: int, text: str, name: str = "from") -> int:
     """An offset, ``earliest``, ``latest``, or a time: what was written since."""
     store = ask.hub.bus.store
     first, end = await store.bounds(topic, partition)
@@ -307,9 +375,13 @@ async def _offset(ask: Ask, topic: str, partition: int, text: str, name: str = "
 
 async def tail(ask: Ask) -> Response:
     """Server-sent events, from the end on or from ``from``; ``Last-Event-ID`` goes on there."""
-    name = await _known(ask, "read")
+    name = check_topic(ask.path("topic"))
+    ask.require("read", name)
     came = ask.request.headers.get("last-event-id", "")
-    partitions = await _partitions(ask, name, read_places(came))
+    if name in await ask.hub.bus.topics():
+        partitions = await partitions_of(ask, name, read_places(came))
+    else:  # a page that asks too early is told of what comes: EventSource does not ask again
+        partitions = range(ask.number("partition", 0, 0, 1023) + 1)[-1:]
     where = ask.query("where")
     wanted = None if where is None else compile_where(where)
     limit = ask.number("limit", 0, 0, 1_000_000)
@@ -318,7 +390,7 @@ async def tail(ask: Ask) -> Response:
     places = {}
     for number in partitions:  # one that the mark does not name is younger than it
         text = str(after[number] + 1) if number in after else "earliest" if after else start
-        places[number] = await _offset(ask, name, number, text)
+        places[number] = await offset_of(ask, name, number, text)
     if ask.request.method == "HEAD":  # nothing of it is sent, and it would have no end
         return Response(media_type=_STREAM)
     return StreamingResponse(follow(ask, name, places, wanted, limit), media_type=_STREAM)
@@ -327,64 +399,37 @@ async def tail(ask: Ask) -> Response:
 # -- groups ----------------------------------------------------------------------------------------
 
 
-class Seek(msgspec.Struct, forbid_unknown_fields=True):
-    to: str | Annotated[int, Meta(ge=0, le=2**62)]
-
-
-async def _group(ask: Ask, key: GroupKey) -> dict[str, Any]:
-    store = ask.hub.bus.store
-    first, end = await store.bounds(key.topic, key.partition)
-
-    def look(group: Group) -> dict[str, Any]:
-        return {
-            "topic": key.topic,
-            "partition": key.partition,
-            "group": key.group,
-            "lastCommitted": group.floor,
-            "lag": group.lag(end, first),
-            "inflight": len(group.leases),
-            "waiting": len(group.waiting),
-            "paused": group.paused,
-            "policy": changed(group.options),
-        }
-
-    return await store.update(key, look)
-
-
 async def list_groups(ask: Ask) -> Response:
     every = ask.flag("all")
-    keys = [
-        key
-        for key in await ask.hub.bus.store.groups()
-        if ask.hub.allows(ask.who, "read", key.topic) and (every or not keeps_books(key))
+    rows = [
+        row
+        for row in await ask.hub.groups_shown.get()
+        if _may_see(ask, row)
+        and (every or not is_hidden(GroupKey(row["topic"], row["partition"], row["group"])))
     ]
-    return reply({"groups": [await _group(ask, key) for key in keys]})
+    return _page(ask, "groups", rows, "topic", "group", "partition")
 
 
 async def get_group(ask: Ask) -> Response:
-    keys = await _keys(ask, "read")
-    return reply({"partitions": [await _group(ask, key) for key in keys]})
+    keys = await keys_of(ask, "read")
+    return reply({"partitions": [await show_group(ask.hub.bus, key) for key in keys]})
 
 
-async def _keys(ask: Ask, action: Any) -> Sequence[GroupKey]:
+async def keys_of(ask: Ask, action: Any) -> Sequence[GroupKey]:
     topic, group = check_topic(ask.path("topic")), check_group(ask.path("group"))
     ask.require(action, topic, group)
-    store = ask.hub.bus.store
-    keys = [k for k in await store.groups() if (k.topic, k.group) == (topic, group)]
-    if not keys:
-        raise NotFound(f"there is no group {group} on {topic}", group=group)
-    return keys
+    return await find_group(ask.hub.bus.store, topic, group)
 
 
-async def seek_group(ask: Ask) -> Response:
-    asked: Seek = await ask.json(Seek)
-    keys = await _keys(ask, "admin")
-    to = str(asked.to)
-    floors = [await _offset(ask, key.topic, key.partition, to, "to") - 1 for key in keys]
-    for key, floor in zip(keys, floors, strict=True):
-        await ask.hub.bus.store.update(key, lambda group, floor=floor: group.seek(floor))  # type: ignore[misc]
-        ask.hub.bus.store.bell.ring(key.topic)
-    return reply({"partitions": [await _group(ask, key) for key in keys]})
+class NewPolicy(msgspec.Struct, forbid_unknown_fields=True):
+    policy: dict[str, Any]
+
+
+async def edit_policy(ask: Ask) -> Response:
+    asked: NewPolicy = await ask.json(NewPolicy)
+    keys = await keys_of(ask, "admin")
+    await edit_group(ask.hub.bus.store, keys[0].topic, keys[0].group, asked.policy)
+    return reply({"partitions": [await show_group(ask.hub.bus, key) for key in keys]})
 
 
 async def pause_group(ask: Ask) -> Response:
@@ -396,15 +441,15 @@ async def resume_group(ask: Ask) -> Response:
 
 
 async def _pause(ask: Ask, on: bool) -> Response:
-    keys = await _keys(ask, "admin")
+    keys = await keys_of(ask, "admin")
     for key in keys:
         await ask.hub.bus.store.update(key, lambda group: group.pause(on))
         ask.hub.bus.store.bell.ring(key.topic)
-    return reply({"partitions": [await _group(ask, key) for key in keys]})
+    return reply({"partitions": [await show_group(ask.hub.bus, key) for key in keys]})
 
 
 async def delete_group(ask: Ask) -> Response:
-    for key in await _keys(ask, "admin"):
+    for key in await keys_of(ask, "admin"):
         await ask.hub.bus.store.update(key, None)
     return Response(status_code=204)
 
@@ -412,67 +457,25 @@ async def delete_group(ask: Ask) -> Response:
 # -- dead letters ----------------------------------------------------------------------------------
 
 
-class Choice(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
-    group: str | None = None
-    offsets: list[int] | None = None
-    where: str | None = None
-    dry_run: bool = False
-    max_redrives: Annotated[int, Meta(ge=0, le=1000)] = 3
-
-
 async def list_dead(ask: Ask) -> Response:
     name = check_topic(ask.path("topic"))
     ask.require("read", dead_topic(name))
     found, following = await page_of(
-        await _desk(ask, name),
+        await desk_of(ask, name),
         group=ask.query("group"),
         closed=ask.flag("closed"),
         start=ask.number("from", 0, 0, 2**62),
         limit=ask.number("limit", 100, 1, READ_MAX),
+        may_read=partial(ask.hub.may_read, ask.who),
+        form=letter_row,
     )
     return reply({"letters": found, "next": following})
 
 
-async def redrive(ask: Ask) -> Response:
-    desk, asked = await _choice(ask)
-    done = [
-        {"offset": one.letter.offset, "origin": one.letter.origin, "refused": one.refused or None}
-        async for one in desk.redrive(
-            group=asked.group,
-            offsets=None if asked.offsets is None else set(asked.offsets),
-            where=asked.where,
-            dry_run=asked.dry_run,
-            max_redrives=asked.max_redrives,
-        )
-    ]
-    return reply({"redriven": done})
-
-
-async def drop_dead(ask: Ask) -> Response:
-    desk, asked = await _choice(ask)
-    done = [
-        letter.offset
-        async for letter in desk.drop(
-            group=asked.group,
-            offsets=None if asked.offsets is None else set(asked.offsets),
-            where=asked.where,
-            dry_run=asked.dry_run,
-        )
-    ]
-    return reply({"dropped": done})
-
-
-async def _desk(ask: Ask, name: str) -> Desk:
+async def desk_of(ask: Ask, name: str) -> Desk:
     if not {name, dead_topic(name)} & (await ask.hub.bus.topics()).keys():
         raise NotFound(f"there is no topic {name}", topic=name)
     return ask.hub.bus.dead_letters(name)
-
-
-async def _choice(ask: Ask) -> tuple[Desk, Choice]:
-    asked: Choice = await ask.json(Choice)
-    name = check_topic(ask.path("topic"))
-    ask.require("admin", name)
-    return await _desk(ask, name), asked
 
 
 # -- schemas ---------------------------------------------------------------------------------------
@@ -523,19 +526,22 @@ async def stats(ask: Ask) -> Response:
     ask.require("read", "system.metrics")
     hub = ask.hub
     return reply(
-        {
-            "since": hub.since,
-            "counters": hub.counts.totals(),
-            "gauges": hub.gauges(),
-            "byTopic": {topic: dict(found) for topic, found in hub.counts.by_topic.items()},
-            "health": await hub.bus.health(),
-        }
+        with_aliases(
+            {
+                "since": hub.since,
+                "counters": hub.counts.totals(),
+                "gauges": hub.gauges(),
+                "by_topic": {topic: dict(found) for topic, found in hub.counts.by_topic.items()},
+                "health": await hub.bus.health(),
+            }
+        )
     )
 
 
 async def metrics(ask: Ask) -> Response:
     ask.require("read", "system.metrics")
-    text, kind = await exposition.render(ask.hub)
+    families = await ask.hub.families_shown.get()
+    text, kind = exposition.render(ask.hub, families)
     return Response(text, media_type=kind)
 
 

@@ -25,10 +25,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trunkline import access
 from trunkline.access import Principal
+from trunkline.broker.gate import Gate, names_of
 from trunkline.broker.hub import Hub
-from trunkline.broker.wire import Gate, names_of
-from trunkline.errors import Denied, Invalid, InvalidOption, TrunklineError, reason
-from trunkline.frames import code_of, status_of
+from trunkline.broker.spelling import ALIASES, our_names
+from trunkline.errors import Denied, Invalid, InvalidOption, TrunklineError
+from trunkline.explain import reason
+from trunkline.wire.codes import code_of, status_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +38,13 @@ _encode = msgspec.json.Encoder().encode
 _NAMES = "trunkline.names"  # in a request's scope: those in the client's certificate
 _BODY_S = 60.0
 _HEAD_BYTES = 64 * 1024
+_DISCARDED = 8  # a body of so many times the limit is read to its end, to be refused
 _TOKEN = "send Authorization: Bearer with a token; 'trunkline token create' makes one"
 _SECURITY = {
     "x-content-type-options": "nosniff",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
 }
 
 Handler = Callable[["Ask"], Awaitable[Response]]
@@ -57,6 +61,8 @@ class Endpoint(NamedTuple):
     answers: dict[str, Any] | None = None  # JSON Schema by media type; JSON of any shape if None
     open: bool = False  # needs no token
     tag: str = "topics"
+    ticket: bool = False  # a browser may show a ticket in the address
+    lenient: bool = False  # parameters that are not known are ignored, as a protocol asks
 
 
 class Ask:
@@ -97,17 +103,20 @@ class Ask:
         return text == "true"
 
     async def bytes(self) -> bytes:
-        """The body, within the limit for frames."""
+        """The body, within the limit for frames. What is larger is read and thrown away, up to a
+        point: a client that still sends when the connection is closed does not see the answer.
+        """
         limit = self.hub.options.frame_bytes
         parts: list[bytes] = []
         size = 0
         async for part in self.request.stream():
             size += len(part)
-            if size > limit:
-                raise Invalid(
-                    f"the body is larger than {limit} bytes", code="too_large", status=413
-                )
-            parts.append(part)
+            if size <= limit:
+                parts.append(part)
+            elif size > limit * _DISCARDED:
+                break
+        if size > limit:
+            raise Invalid(f"the body is larger than {limit} bytes", code="too_large", status=413)
         who = self.hub.rights.current(self.who)
         if who is None:  # it may have taken a while
             raise _unknown()
@@ -119,7 +128,10 @@ class Ask:
         content = self.request.headers.get("content-type", "application/json")
         if content.partition(";")[0].strip().lower() != "application/json":
             raise Invalid("the body is application/json", code="media_type", status=415)
-        return decoded(await self.bytes(), kind)
+        body = await self.bytes()
+        if ALIASES.keys() & set(kind.__struct_encode_fields__):
+            body = _encode(our_names(decoded(body, Any)))
+        return decoded(body, kind)
 
     def require(self, action: access.Action, topic: str, group: str = "") -> None:
         self.hub.require(self.who, action, topic, group)
@@ -181,7 +193,7 @@ class Asking(HttpToolsProtocol):
         self._names = names_of(transport)
         self._patience: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
-        self._fed_bytes = 0
+        self._fed_bytes = self._header_bytes = 0
         self._head_bytes: int | None = None  # of a request whose head has not ended yet
         self._wait(self.hub.options.auth_timeout_s)
         if len(self.connections) > self.hub.options.connections:
@@ -231,7 +243,19 @@ class Asking(HttpToolsProtocol):
             if self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response("The head of the request is too long.")
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """What this raises the parser turns into 400: a head that came in one piece is as long as
+        one that drips, and a request with two hosts is two requests to two readers (RFC 9112).
+        """
+        self._header_bytes += len(name) + len(value) + 4
+        if self._header_bytes > _HEAD_BYTES:
+            raise ValueError("the head of the request is too long")
+        if name.lower() == b"host" and any(known == b"host" for known, _ in self.headers):
+            raise ValueError("a request has one Host")
+        super().on_header(name, value)
+
     def on_message_begin(self) -> None:
+        self._header_bytes = 0
         self._head_bytes = -self._fed_bytes  # what it began with may be of those before it
         super().on_message_begin()
         self.scope[_NAMES] = self._names  # type: ignore[literal-required]
@@ -310,18 +334,20 @@ def application(hub: Hub, gate: Gate) -> Any:
     def route(endpoint: Endpoint) -> Route:
         async def answer(request: Request) -> Response:
             try:
-                who, is_wrong = gate.principal(request.headers, request.scope[_NAMES])
+                ticket = request.query_params.get("ticket") if endpoint.ticket else None
+                who, is_wrong = gate.principal(request.headers, request.scope[_NAMES], ticket)
                 if (who is None or is_wrong) and not endpoint.open:
                     hub.denied(Principal(""), "connect", "")
                     raise _unknown()
                 who = who or access.NOBODY
-                _refuse_unknown(request, endpoint)
+                if not endpoint.lenient:
+                    _refuse_unknown(request, endpoint)
                 wait_s = hub.rate(who)
                 if wait_s:
                     raise TrunklineError("too many requests", code="rate", retry_s=wait_s)
                 return await endpoint.handler(Ask(hub, request, who))
             except TrunklineError as error:
-                if status_of(error) >= 500:
+                if status_of(error) >= 500 and status_of(error) != 501:
                     logger.warning("%s %s: %s", request.method, request.url.path, error)
                 return failure(error)
             except ClientDisconnect:

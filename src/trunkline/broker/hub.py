@@ -6,28 +6,35 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
 
-from trunkline import access, schemas
+from trunkline import access
 from trunkline.access import Principal
-from trunkline.broker import configs, rights
-from trunkline.broker.configs import Configs
-from trunkline.broker.limits import Bucket
-from trunkline.broker.options import BrokerOptions
-from trunkline.broker.rights import Rights
+from trunkline.broker import tokens as rights
+from trunkline.broker import topic_rules as configs
+from trunkline.broker.jobs import Jobs
+from trunkline.broker.listing import show_figures, show_groups, show_topics
+from trunkline.broker.rate import Bucket
+from trunkline.broker.snapshot import Gathered
 from trunkline.broker.sticky import Assignments
-from trunkline.buses.local import LocalBus
+from trunkline.broker.tickets import Tickets
+from trunkline.broker.tokens import Rights
+from trunkline.broker.topic_rules import Configs
+from trunkline.bus.local import LocalBus
+from trunkline.bus.once import publish_once
 from trunkline.errors import Closed, Denied, TrunklineError
-from trunkline.event import Event, Receipt
-from trunkline.options import GroupOptions
-from trunkline.outbox import publish_once
-from trunkline.schemas import Registry
-from trunkline.store import watch
-from trunkline.system import Counts, System
+from trunkline.event import Event, Receipt, Record
+from trunkline.guard.policy import Action, Question, Ruling
+from trunkline.guard.policy_guard import PolicyFile
+from trunkline.names import SYSTEM_PREFIX
+from trunkline.options import BrokerOptions, GroupOptions
+from trunkline.patterns import schemas
+from trunkline.patterns.audit import Counts, System
+from trunkline.patterns.schemas import Registry
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +42,18 @@ _headers = attrgetter("headers")
 
 GOODBYE_S = 1.0  # for who takes nothing of what it is owed
 PRINCIPAL = "auth_principal"  # the header that says who published; what a client puts there is lost
+SCOPES = "scopes"  # the header that names the roles of that agent, where tokens are asked for
+_ACTIONS: dict[str, Action] = {
+    "publish": "publish",
+    "subscribe": "read",
+    "read": "read",
+    "admin": "admin",
+}
 RESERVED = frozenset({rights.TOPIC, configs.TOPIC, schemas.TOPIC})  # each has its own commands
+
+
+Acl = Callable[[str, access.Action, Principal], bool]
+"""Whether a principal may do something with a topic, in addition to tokens and lists."""
 
 
 class Connection(Protocol):
@@ -57,8 +75,11 @@ class Connection(Protocol):
 
 
 class Hub:
-    def __init__(self, bus: LocalBus, options: BrokerOptions | None = None) -> None:
+    def __init__(
+        self, bus: LocalBus, options: BrokerOptions | None = None, acl: Acl | None = None
+    ) -> None:
         self.bus = bus
+        self.acl = acl
         self.clock = bus.clock
         self.options = options or BrokerOptions()
         self.rights = Rights(bus, forced=self.options.auth)
@@ -69,9 +90,18 @@ class Hub:
         self.registry = Registry(bus)
         self.configs = Configs(bus)
         self.sticky = Assignments()
+        self.tickets = Tickets(self.clock)
+        self.creating = asyncio.Lock()  # held while a stream is made
+        self.jobs = Jobs(self.clock)
+        self.topics_shown = Gathered(lambda: show_topics(bus, self.configs), self.clock)
+        self.groups_shown = Gathered(lambda: show_groups(bus), self.clock)
+        self.families_shown = Gathered(lambda: show_figures(bus), self.clock)
+        path = self.options.policy
+        self._policy_file = None if path is None else PolicyFile(path, clock=self.clock)
         self.sessions: set[Connection] = set()
         self.clients: dict[tuple[str, str], Connection] = {}  # by agent and name: their last one
         self.is_open = False
+        self.ending = asyncio.Event()  # who waits for records over HTTP waits no longer
         self.since = self.clock.now()
         self._buckets: dict[str, Bucket] = {}
         self._underway: dict[asyncio.Future[None], Sequence[Event]] = {}
@@ -87,31 +117,42 @@ class Hub:
         await self.system.start(self.gauges)
         self.is_open = True
         self.bus.store.bell.listen(self._heard, rights.TOPIC)
-        watch(self.bus.store)
+        self.bus.store.watch()
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def close(self) -> None:
         """Let go of every connection and finish what was begun; the bus stays open."""
         self.is_open = False
+        self.ending.set()
         for session in self.sessions:
             session.hold_up()  # or what floods this broker, and is refused, holds up its end
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
             self.bus.store.bell.ignore(self._heard)
+        await self.jobs.close()
+        for shown in (self.topics_shown, self.groups_shown, self.families_shown):
+            await shown.close()
         self.bus.store.bell.ring(None)  # those who follow a log look up, and see that this ends
         until = asyncio.get_running_loop().time() + (self.options.drain_s or math.inf)
         await self._finish(until)  # who published is told
         for session in list(self.sessions):
             session.leave()  # to give back what it held is among what is waited for
-        await self._finish(max(until, asyncio.get_running_loop().time() + GOODBYE_S))
+        until = asyncio.get_running_loop().time() + (self.options.drain_s or math.inf)
+        await self._finish(until + GOODBYE_S)
         await self.system.close()
 
     async def _finish(self, until: float) -> None:
-        """Wait for what was begun."""
-        if self._tasks:
+        """Wait for the work that was begun, and for the work that it begins."""
+        while self._tasks:
             left_s = until - asyncio.get_running_loop().time()
-            await asyncio.wait(self._tasks, timeout=None if left_s == math.inf else left_s)
+            if left_s <= 0:
+                return
+            await asyncio.wait(
+                self._tasks,
+                timeout=None if left_s == math.inf else left_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
 
     async def _keep(self) -> None:
         """Notice changed rights and schemas, and let those who lost theirs feel it: at times, and
@@ -133,6 +174,8 @@ class Hub:
         """Each for itself: one that cannot be read, whatever the reason, does not keep a revoked
         token alive.
         """
+        if self._policy_file is not None and self._policy_file.reload():
+            self.rights.version += 1
         for what in (self.rights, self.registry, self.configs):
             try:
                 changed = await what.refresh()
@@ -194,10 +237,12 @@ class Hub:
         self.refuse_reserved(who, "publish", topic)
         if self.rights.is_on or any(map(_headers, events)):
             events = [self._stamped(event, who) for event in events]
+        self._require_events(who, events)
         self.registry.check(topic, events)
+        began = self.clock.monotonic()
         receipts = await self._publish(topic, events, again)
-        self.counts.published(topic, len(receipts))
-        if self.options.audit:
+        self.counts.published(topic, len(receipts), self.clock.monotonic() - began)
+        if self.options.audit and not topic.startswith(SYSTEM_PREFIX):
             for receipt in receipts:
                 self.system.audit(
                     "publish", topic=topic, offset=receipt.offset, agent=who.agent, id=receipt.id
@@ -208,6 +253,9 @@ class Hub:
         headers = {k: v for k, v in event.headers.items() if k != PRINCIPAL}
         if self.rights.is_on:
             headers[PRINCIPAL] = who.agent
+            headers.pop(SCOPES, None)
+            if who.scopes:
+                headers[SCOPES] = ",".join(who.scopes)
         elif len(headers) == len(event.headers):
             return event
         return msgspec.structs.replace(event, headers=headers)
@@ -215,18 +263,72 @@ class Hub:
     def allows(self, who: Principal, action: access.Action, topic: str, group: str = "") -> bool:
         if not access.may(who, action, topic, group):
             return False
-        return not self.rights.is_on or self.configs.may(who.agent, action, topic)
+        if self.rights.is_on and not self.configs.may(who, action, topic):
+            return False
+        if self.acl is not None and not self.acl(topic, action, who):
+            return False
+        return self._decide(who, _ACTIONS[action], topic).allowed
+
+    def _decide(
+        self, who: Principal, action: Action, topic: str, event: Event | None = None
+    ) -> Ruling:
+        """What the policy says; without one everything that a token grants is allowed. The device
+        is the token, of which each device has its own.
+        """
+        if self._policy_file is None:
+            return Ruling(True)
+        ask = Question(who.agent, action, topic, self.clock.now(), who.token, event)
+        return self._policy_file.policy.decide(ask)
+
+    def _require_events(self, who: Principal, events: Sequence[Event]) -> None:
+        if self._policy_file is None:
+            return
+        for event in events:
+            decision = self._decide(who, "publish", event.topic, event)
+            if not decision.allowed:
+                self._deny(who, "publish", event, decision)
+                raise Denied("access denied", actor=who.agent, action="publish", topic=event.topic)
+
+    @property
+    def reads_by_record(self) -> bool:
+        """Whether a policy decides on each record."""
+        return self._policy_file is not None
+
+    def may_read(self, who: Principal, record: Record, group: str = "") -> bool:
+        """Whether the policy lets ``who`` have this very record; a denial is told."""
+        if self._policy_file is None:
+            return True
+        event = record.event
+        decision = self._decide(who, "read", event.topic, event)
+        if not decision.allowed:
+            self._deny(who, "read", event, decision, group)
+        return decision.allowed
+
+    def _deny(
+        self, who: Principal, action: Action, event: Event, decision: Ruling, group: str = ""
+    ) -> None:
+        self.counts.denied += 1
+        self.system.audit_denial(
+            agent=who.agent,
+            action=action,
+            topic=event.topic,
+            group=group,
+            id=event.id,
+            missing=decision.missing,
+            rule=decision.rule,
+        )
 
     def require(self, who: Principal, action: access.Action, topic: str, group: str = "") -> None:
         """``Denied``, in the same words whatever the reason, so that nothing can be learnt."""
         if not self.allows(who, action, topic, group):
-            self.denied(who, action, topic, group)
+            on = f"{topic} as {group}" if group else topic
+            self.denied(who, action, topic, group, missing=f"{action} on {on}")
             raise Denied("access denied", actor=who.agent, action=action, topic=topic)
 
     def refuse_reserved(self, who: Principal, action: access.Action, topic: str) -> None:
         """What the broker keeps for itself is written by its own commands, whoever asks."""
         if topic in RESERVED:
-            self.denied(who, action, topic)
+            self.denied(who, action, topic, missing=f"{topic} is the broker's own")
             raise Denied("access denied", actor=who.agent, action=action, topic=topic)
 
     async def _publish(self, topic: str, events: Sequence[Event], again: bool) -> list[Receipt]:
@@ -258,9 +360,27 @@ class Hub:
         """What a group that nobody has made yet gets."""
         return self.configs.policy(topic, self.options.ack_timeout_s)
 
-    def denied(self, who: Principal, action: str, topic: str, group: str = "") -> None:
+    def denied(
+        self, who: Principal, action: str, topic: str, group: str = "", missing: str = ""
+    ) -> None:
+        """Count, audit and log a refusal, with the grant that would have been needed."""
         self.counts.denied += 1
-        self.system.audit("denied", agent=who.agent, action=action, topic=topic, group=group)
+        facts = {"agent": who.agent, "action": action, "topic": topic, "group": group}
+        wanted = _ACTIONS.get(action)
+        decision = self._decide(who, wanted, topic) if wanted and topic else Ruling(True)
+        if decision.allowed:
+            self.system.audit("denied", **facts, missing=missing)
+        else:
+            missing = decision.missing
+            self.system.audit_denial(**facts, missing=missing, rule=decision.rule)
+        logger.warning(
+            "denied: %s may not %s %s (missing: %s)",
+            who.agent or "nobody",
+            action,
+            topic,
+            missing,
+            extra={**facts, "missing": missing},
+        )
 
     def gauges(self) -> dict[str, float]:
         return {

@@ -9,9 +9,12 @@ from typing import Any, Protocol
 import msgspec
 
 from trunkline import __version__
+from trunkline.broker.asyncapi import moved
+from trunkline.broker.spelling import ALIASES
+from trunkline.patterns.schemas import Schema
 
 _PARAM = re.compile(r"\{(\w+)(?::(\w+))?\}")
-_ERROR = {
+_ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["code", "message"],
     "properties": {
@@ -46,7 +49,7 @@ _CLOUDEVENT = {
         "data": {},
     },
 }
-_NEW_EVENT = {
+_NEW_EVENT: dict[str, Any] = {
     "type": "object",
     "required": ["payload"],
     "additionalProperties": False,
@@ -59,7 +62,56 @@ _NEW_EVENT = {
         "id": {"type": ["string", "null"]},
     },
 }
-_SCHEMAS = {"Error": _ERROR, "NewEvent": _NEW_EVENT, "CloudEvent": _CLOUDEVENT}
+_TIME = {"type": "string", "format": "date-time"}
+_EVENT: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "ts", "time", "topic", "partition", "offset", "payload"],
+    "properties": {
+        "id": {"type": "string"},
+        "ts": {"type": "integer", "description": "time in epoch milliseconds"},
+        "time": _TIME,
+        "topic": {"type": "string"},
+        "key": {"type": "string"},
+        "partition": {"type": "integer"},
+        "offset": {"type": "integer"},
+        "attempts": {"type": "integer"},
+        "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+        "payload_sha256": {"type": "string"},
+        "payload": {},
+    },
+}
+_RECEIPT = {
+    "type": "object",
+    "required": ["topic", "partition", "offset", "id", "duplicate", "durability"],
+    "properties": {
+        "topic": {"type": "string"},
+        "partition": {"type": "integer"},
+        "offset": {"type": "integer"},
+        "id": {"type": "string"},
+        "duplicate": {"type": "boolean"},
+        "durability": {"type": "string"},
+    },
+}
+_RESULT = {
+    "type": "object",
+    "required": ["handle", "ok", "state"],
+    "properties": {
+        "handle": {"type": "string"},
+        "ok": {"type": "boolean"},
+        "state": {"enum": ["acked", "nacked", "held", "dead", "free", "taken", "settled", "gone"]},
+        "delay_s": {"type": "number"},
+        "leased_until": _TIME,
+        "message": {"type": "string"},
+    },
+}
+_SCHEMAS = {
+    "Error": _ERROR,
+    "NewEvent": _NEW_EVENT,
+    "CloudEvent": _CLOUDEVENT,
+    "Event": _EVENT,
+    "Receipt": _RECEIPT,
+    "LeaseResult": _RESULT,
+}
 
 
 def _named(name: str) -> dict[str, Any]:
@@ -72,23 +124,75 @@ PUBLISH_BODY = {
     "application/cloudevents+json": _named("CloudEvent"),
     "application/cloudevents-batch+json": _BATCH,
 }
+RECEIPT_OUT = {
+    "application/json": {
+        "anyOf": [
+            _named("Receipt"),
+            {
+                "type": "object",
+                "required": ["receipts"],
+                "properties": {"receipts": {"type": "array", "items": _named("Receipt")}},
+            },
+        ]
+    }
+}
 EVENT_OUT = {
-    "application/json": {"type": "object"},
+    "application/json": _named("Event"),
     "application/cloudevents+json": _named("CloudEvent"),
     "*/*": {},  # the data of a binary one
 }
-EVENTS_OUT = {
-    "application/json": {
+
+
+def _events(item: dict[str, Any]) -> dict[str, Any]:
+    return {
         "type": "object",
         "required": ["topic", "events", "next"],
         "properties": {
             "topic": {"type": "string"},
             "partition": {"type": "integer"},
-            "events": {"type": "array", "items": {"type": "object"}},
+            "events": {"type": "array", "items": item},
             "next": {"type": ["integer", "string"]},
         },
-    },
+    }
+
+
+def _fetched(item: dict[str, Any]) -> dict[str, Any]:
+    delivery = {
+        "type": "object",
+        "required": ["handle", "attempt", "leased_until", "event"],
+        "properties": {
+            "handle": {"type": "string"},
+            "attempt": {"type": "integer"},
+            "leased_until": _TIME,
+            "event": item,
+        },
+    }
+    return {
+        "type": "object",
+        "required": ["topic", "group", "deliveries"],
+        "properties": {
+            "topic": {"type": "string"},
+            "group": {"type": "string"},
+            "deliveries": {"type": "array", "items": delivery},
+        },
+    }
+
+
+def _results() -> dict[str, Any]:
+    return {"results": {"type": "array", "items": _named("LeaseResult")}}
+
+
+EVENTS_OUT = {
+    "application/json": _events(_named("Event")),
     "application/cloudevents-batch+json": _BATCH,
+}
+FETCHED_OUT = {"application/json": _fetched(_named("Event"))}
+RESULTS_OUT = {
+    "application/json": {
+        "type": "object",
+        "required": ["results"],
+        "properties": _results(),
+    }
 }
 
 
@@ -99,6 +203,8 @@ class Described(Protocol):
     def method(self) -> str: ...
     @property
     def path(self) -> str: ...
+    @property
+    def handler(self) -> Any: ...
     @property
     def about(self) -> str: ...
     @property
@@ -118,7 +224,12 @@ class Described(Protocol):
 def body(kind: Any) -> dict[str, Any]:
     """The schema of a JSON body."""
     (schema,), parts = msgspec.json.schema_components([kind])
-    return {"application/json": _inlined(schema, parts)}
+    found = _inlined(schema, parts)
+    for name, member in list(found["properties"].items()):
+        if name in ALIASES:
+            older = {**member, "deprecated": True, "description": f"an older name of {name}"}
+            found["properties"][ALIASES[name]] = older
+    return {"application/json": found}
 
 
 def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
@@ -144,11 +255,22 @@ def text_answer(media: str) -> dict[str, Any]:
     return {media: {"type": "string"}}
 
 
-def document(endpoints: Iterable[Described], *, auth: bool) -> dict[str, Any]:
+def document(
+    endpoints: Iterable[Described], schemas: Iterable[Schema], *, auth: bool
+) -> dict[str, Any]:
+    """The page. A topic that has a schema has paths of its own, so that a client that is generated
+    from the page knows the type of its payload.
+    """
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
         path = _PARAM.sub(r"{\1}", endpoint.path)
         paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint)
+    components = dict(_SCHEMAS)
+    for one in schemas:
+        components |= _typed(one)
+        for path in _TYPED:
+            own = paths.setdefault(path.replace("{topic}", one.topic), {})
+            own.update(_of_topic(paths[path], one.topic))
     return {
         "openapi": "3.1.0",
         "info": {
@@ -161,10 +283,60 @@ def document(endpoints: Iterable[Described], *, auth: bool) -> dict[str, Any]:
         "security": [{"token": []}] if auth else [],
         "paths": paths,
         "components": {
-            "schemas": _SCHEMAS,
+            "schemas": components,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+# The paths whose bodies and answers hold payloads, and what holds them there.
+_TYPED = ("/topics/{topic}/events", "/topics/{topic}/groups/{group}/fetch")
+
+
+def _part(topic: str, what: str) -> str:
+    """The name of a topic's own schema. A topic has no ``__`` in its name."""
+    return f"{what}__{topic}"
+
+
+def _typed(one: Schema) -> dict[str, Any]:
+    """The payload of a topic, and what holds it."""
+    payload = _part(one.topic, "Payload")
+    place = f"#/components/schemas/{payload}"
+    schema = one.schema if isinstance(one.schema, dict) else ({} if one.schema else {"not": {}})
+    found = {payload: moved(schema, place, place)}
+    for what, plain in (("NewEvent", _NEW_EVENT), ("Event", _EVENT)):
+        properties: Any = plain["properties"]
+        found[_part(one.topic, what)] = {
+            **plain,
+            "properties": {**properties, "payload": _named(payload)},
+        }
+    return found
+
+
+def _of_topic(operations: dict[str, Any], topic: str) -> dict[str, Any]:
+    """The operations of a path with ``{topic}``, for one topic."""
+    found = {}
+    for method, operation in operations.items():
+        own = {**operation, "operationId": f"{operation['operationId']}__{_word(topic)}"}
+        rest = [one for one in operation.get("parameters", ()) if one["name"] != "topic"]
+        own["parameters"] = rest
+        for what in ("NewEvent", "Event"):
+            own = _pointed(own, _named(what)["$ref"], _named(_part(topic, what))["$ref"])
+        found[method] = own
+    return found
+
+
+def _word(text: str) -> str:
+    return re.sub(r"\W+", "_", text)
+
+
+def _pointed(value: Any, old: str, new: str) -> Any:
+    """A value whose references to one schema are to another."""
+    if isinstance(value, list):
+        return [_pointed(one, old, new) for one in value]
+    if not isinstance(value, dict):
+        return new if value == old else value
+    return {name: _pointed(one, old, new) for name, one in value.items()}
 
 
 def _operation(endpoint: Described) -> dict[str, Any]:
@@ -182,7 +354,7 @@ def _operation(endpoint: Described) -> dict[str, Any]:
     parameters += [{"name": name, "in": "query", **about} for name, about in endpoint.query.items()]
     found: dict[str, Any] = {
         "summary": endpoint.about,
-        "operationId": re.sub(r"\W+", "_", f"{endpoint.method.lower()}{endpoint.path}").strip("_"),
+        "operationId": endpoint.handler.__name__,
         "tags": [endpoint.tag],
         "responses": _responses(endpoint),
     }
@@ -208,6 +380,12 @@ def _responses(endpoint: Described) -> dict[str, Any]:
     for status, about in _REFUSALS.items():
         if status == "503" and endpoint.path == "/readyz":
             found[status] = {**done, "description": about}
+        elif status == "409" and endpoint.path.startswith("/leases/"):
+            lost = {**_ERROR, "properties": {**_ERROR["properties"], **_results()}}
+            found[status] = {
+                "description": about,
+                "content": {"application/json": {"schema": lost}},
+            }
         else:
             found[status] = {"description": about, "content": reference}
     return found

@@ -6,59 +6,15 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any, get_type_hints
 
-from msgspec import Meta
+import msgspec
 
 from trunkline.errors import InvalidOption, NotFound
-from trunkline.options import MIB, Count, Interval, Options, Positive, Seconds, make
-
-Port = Annotated[int, Meta(ge=0, le=65535)]
-_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/*\s]+/?")
-
-
-class BrokerOptions(Options, frozen=True):
-    """What belongs to one broker."""
-
-    url: str = "file:.bus"
-    host: str = "127.0.0.1"
-    port: Port = 7070
-    auth: bool = False  # deny what no token allows; also on as soon as there is a token
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_client_ca: str | None = None  # ask clients for a certificate signed by this
-    origins: tuple[str, ...] = ()  # of web pages that may connect, besides our own
-    hosts: tuple[str, ...] = ()  # names under which the broker may be addressed
-    max_inflight: Positive = 32
-    max_inflight_limit: Positive = 10_000
-    ack_timeout_s: Interval | None = None
-    frame_bytes: Annotated[int, Meta(ge=1024)] = 4 * MIB
-    connections: Positive = 10_000
-    subscriptions: Positive = 1_000  # on one connection
-    publish_inflight: Positive = 4_096  # on one connection
-    pending_bytes: Positive = 8 * MIB  # unsent, on one connection
-    stall_s: Interval = 10.0  # a consumer that takes nothing for so long is let go
-    rate_frames_s: Count = 0  # frames a second from one agent; 0 for no limit
-    auth_timeout_s: Interval = 5.0
-    ping_s: Interval = 20.0
-    rights_s: Interval = 1.0  # how often changed rights are looked for
-    drain_s: Seconds = 3.0
-    metrics_s: Seconds = 10.0  # between two events of system.metrics; 0 for none
-    audit: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of decisions on system.bus.audit
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for origin in self.origins:
-            if not _ORIGIN.fullmatch(origin):  # it would be no page's, and nobody be told
-                raise InvalidOption(
-                    f"not the origin of a page: {origin!r}",
-                    name="origins",
-                    hint="each one as a browser sends it: https://app.example, http://localhost:3000",
-                )
-
+from trunkline.explain import reason
+from trunkline.options import BrokerOptions, make
 
 _CLIENT = ("ws:", "wss:")
 
@@ -73,13 +29,24 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-# The older names are those of the Node.js service whose clients this broker speaks to.
+# The older names are those of the Node.js service whose clients this broker speaks to. Times in
+# milliseconds are theirs, too.
 ENVIRONMENT: dict[str, tuple[str, ...]] = {
+    **{name: (f"TRUNKLINE_{name.upper()}",) for name in BrokerOptions.__struct_fields__},
     "url": ("TRUNKLINE_URL", "BUS_URL"),
     "host": ("TRUNKLINE_HOST", "BUS_HOST"),
     "port": ("TRUNKLINE_PORT", "BUS_PORT"),
-    "ack_timeout_s": ("TRUNKLINE_ACK_TIMEOUT_MS", "BUS_ACK_TIMEOUT_MS"),
+    "ack_timeout_s": (
+        "TRUNKLINE_ACK_TIMEOUT_S",
+        "TRUNKLINE_ACK_TIMEOUT_MS",
+        "BUS_ACK_TIMEOUT_MS",
+    ),
     "max_inflight": ("TRUNKLINE_MAX_INFLIGHT", "BUS_MAX_INFLIGHT"),
+}
+_TYPES = get_type_hints(BrokerOptions, include_extras=True)
+# What a broker takes over while it runs; anything else needs a new start.
+RELOADED = frozenset(BrokerOptions.__struct_fields__) - {
+    *("url", "host", "port", "auth", "ping_s", "policy")
 }
 
 
@@ -126,13 +93,20 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         name = next((name for name in names if environ.get(name)), None)
         if name is None or (option == "url" and environ[name].startswith(_CLIENT)):
             continue  # not said, or said to the clients of this machine
-        text = environ[name]
-        if option in ("url", "host"):
-            values[option] = text
-            continue
+        values[option] = _read(name, environ[name], option)
+    return values
+
+
+def _read(name: str, text: str, option: str) -> Any:
+    """The value of a variable, as the type of its option; a list has commas."""
+    if name.endswith("_MS"):
         try:
-            number = int(text)
+            return int(text) / 1000
         except ValueError:
             raise InvalidOption(f"{name} is a whole number, not {text!r}", name=name) from None
-        values[option] = number / 1000 if option.endswith("_s") else number
-    return values
+    kind = _TYPES[option]
+    value = [part.strip() for part in text.split(",")] if kind == tuple[str, ...] else text
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidOption(f"{name}={text!r}: {reason(error)}", name=name) from None

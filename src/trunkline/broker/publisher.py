@@ -6,15 +6,17 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import UNSET
 
 from trunkline.access import Action, Principal
+from trunkline.batcher import Batcher
 from trunkline.broker.hub import Hub
 from trunkline.errors import Conflict, Invalid, InvalidEvent, TrunklineError
 from trunkline.event import Event, Receipt
-from trunkline.frames import Corr, Frame, Publish, Published, event_of, published
+from trunkline.wire.envelope import event_of
+from trunkline.wire.frames import Corr, Frame, Publish, Published, published
 
 
 class Sender(Protocol):
@@ -77,21 +79,29 @@ def _refuse_beside(frame: Publish) -> None:
         raise InvalidEvent("other members stand beside a whole event", field="event")
 
 
+class _Singles(NamedTuple):
+    """Events of one frame that are answered one by one."""
+
+    topic: str
+    again: bool
+    events: list[Event]
+    corrs: Sequence[Corr | None]
+
+
 class Publisher:
     def __init__(self, session: Sender) -> None:
         self.underway = 0
         self._session = session
         self._hub = session.hub
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[tuple[str, bool], tuple[list[Event], list[Corr | None]]] = {}
+        self._waiting: Batcher[_Singles] = Batcher(self._begin)
         self._turn = Turn()
         self._is_over = False
 
     def drop(self) -> None:
         """Publish nothing that is not on its way yet."""
         self._is_over = True
-        self.underway -= sum(len(events) for events, _ in self._waiting.values())
-        self._waiting.clear()
+        self.underway -= sum(len(singles.events) for singles in self._waiting.clear())
 
     def take(self, frame: Publish) -> None:
         events, corrs = frame.events, frame.corrs
@@ -112,13 +122,7 @@ class Publisher:
     ) -> None:
         """Each of them for itself, together with what else comes in this turn of the loop."""
         self._session.require("publish", topic)
-        if (topic, not again) in self._waiting:
-            self._begin()  # they came first
-        if not self._waiting:
-            self._loop.call_soon(self._begin)
-        waiting = self._waiting.setdefault((topic, again), ([], []))
-        waiting[0].extend(events)
-        waiting[1].extend(corrs)
+        self._waiting.add(_Singles(topic, again, events, corrs))
         self.underway += len(events)
 
     def _take_batch(self, frame: Publish, events: list[Event]) -> None:
@@ -126,14 +130,28 @@ class Publisher:
             raise InvalidEvent("a batch holds at least one event", field="events")
         topic = frame.topic or events[0].topic
         self._session.require("publish", topic)
-        self._begin()  # what was said before this comes before it
+        self._waiting.flush()  # what was said before this comes before it
         self.underway += len(events)
         self._hub.spawn(self._publish_batch(frame, topic, events))
 
-    def _begin(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for (topic, again), singles in waiting.items():
-            self._hub.spawn(self._publish_singles(topic, *singles, again))
+    def _begin(self, waiting: list[_Singles], _size: int) -> None:
+        """Publish the events of each topic together. A topic's repeated events end the batch of
+        those before them, and the other way round: the order of a topic stays.
+        """
+        open_: dict[str, tuple[bool, list[Event], list[Corr | None]]] = {}
+        for topic, again, events, corrs in waiting:
+            if topic in open_ and open_[topic][0] != again:
+                self._spawn(topic, *open_.pop(topic))
+            batch = open_.setdefault(topic, (again, [], []))
+            batch[1].extend(events)
+            batch[2].extend(corrs)
+        for topic, found in open_.items():
+            self._spawn(topic, *found)
+
+    def _spawn(
+        self, topic: str, again: bool, events: list[Event], corrs: list[Corr | None]
+    ) -> None:
+        self._hub.spawn(self._publish_singles(topic, events, corrs, again))
 
     async def _publish_singles(
         self, topic: str, events: list[Event], corrs: list[Corr | None], again: bool

@@ -6,23 +6,27 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import msgspec
 import uvicorn
 
-from trunkline.broker.calls import OPS
-from trunkline.broker.hub import Hub
-from trunkline.broker.options import BrokerOptions, is_loopback
-from trunkline.broker.wire import Gate, protocol_for
-from trunkline.buses import connect
-from trunkline.buses.local import LocalBus
-from trunkline.errors import InvalidOption, NoBus
-from trunkline.pump import Hooks
+from trunkline.broker.gate import Gate, protocol_for
+from trunkline.broker.hub import Acl, Hub
+from trunkline.broker.options import RELOADED, is_loopback
+from trunkline.broker.rpc import OPS
+from trunkline.broker.supervisor import notify
+from trunkline.bus.connect import open_local
+from trunkline.bus.local import LocalBus
+from trunkline.errors import InvalidOption, NoBus, TrunklineError
+from trunkline.log.descriptors import raise_file_limit
+from trunkline.options import BrokerOptions, differences
 
 logger = logging.getLogger(__name__)
 
@@ -33,16 +37,25 @@ _UNSENT_BYTES = 64 * 1024
 
 
 class Broker:
-    """Enter it to serve. The bus is opened by the broker unless it is given one."""
+    """Enter it to serve. The bus is opened by the broker unless it is given one. ``acl`` is asked
+    with topic, action and principal, in addition to tokens and lists.
+    """
 
     def __init__(
-        self, options: BrokerOptions | None = None, *, bus: LocalBus | None = None
+        self,
+        options: BrokerOptions | None = None,
+        *,
+        bus: LocalBus | None = None,
+        acl: Acl | None = None,
     ) -> None:
+        self._acl = acl
         self.options = options or BrokerOptions()
         self._given = bus
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
+        self._gate: Gate | None = None
+        self._tls: ssl.SSLContext | None = None
         self.hub: Hub
 
     @property
@@ -60,19 +73,20 @@ class Broker:
 
     async def __aenter__(self) -> Self:
         options = self.options
-        tls = tls_context(options)
+        raise_file_limit()
+        self._tls = tls_context(options)
         self._socket = _bound(options)  # before the bus: what cannot begin makes no folder
         try:
-            self.hub = hub = Hub(self._given or self._open(), options)
+            self.hub = hub = Hub(self._given or self._open(), options, self._acl)
         except BaseException:
             self._socket.close()
             raise
         if self._given is None:
-            self._dead = hub.system.died
+            hub.bus.use(hub.system)  # it is told of dead letters
         try:
             await hub.start()
             check_exposed(options, hub.rights.is_on)
-            self._server = self._serving(hub, tls)
+            self._server = self._serving(hub)
             self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
             ready = asyncio.ensure_future(self._server.ready.wait())
             await asyncio.wait([ready, self._task], return_when="FIRST_COMPLETED")
@@ -82,29 +96,45 @@ class Broker:
         except BaseException:
             await self._end()
             raise
-        logger.info("serving %s at %s", options.url, self.url)
+        logger.info(
+            "serving %s at %s", options.url, self.url, extra={"bus": options.url, "at": self.url}
+        )
         return self
 
-    def _open(self) -> LocalBus:
-        def dead(*facts: Any) -> None:
-            self._dead(*facts)
+    def reload(self, options: BrokerOptions) -> None:
+        """Take over changed settings and read the certificates anew; connections stay. Settings
+        that need a new start are named in the log and keep their old value.
+        """
+        changes = differences(self.options, options)
+        kept = [name for name, *_ in changes if name not in RELOADED]
+        if kept:
+            logger.warning("these settings need a new start of the broker: %s", ", ".join(kept))
+        keep = {name: getattr(self.options, name) for name in kept}
+        options = msgspec.structs.replace(options, **keep)
+        fresh = tls_context(options)  # refuses bad files before anything is changed
+        if self._tls is not None and fresh is not None:
+            load_certificates(self._tls, options)
+        self.options = self.hub.options = options
+        if self._gate is not None:
+            self._gate.configure()
+        told = ", ".join(name for name, *_ in changes if name in RELOADED) or "nothing changed"
+        logger.info("reloaded: %s", told)
 
+    def _open(self) -> LocalBus:
         options = self.options
         if options.auth or not is_exposed(options):
-            return connect(options.url, hooks=Hooks(dead=dead))
+            return open_local(options.url)
         try:  # only a bus that is there can have tokens: none is made, to be left behind
-            return connect(options.url, hooks=Hooks(dead=dead), create=False)
+            return open_local(options.url, create=False)
         except NoBus:
             check_exposed(options, is_guarded=False)
             raise
 
-    _dead: Callable[..., None] = staticmethod(lambda *_: None)
-
-    def _serving(self, hub: Hub, tls: ssl.SSLContext | None) -> _Server:
+    def _serving(self, hub: Hub) -> _Server:
         from trunkline.broker.http import application, requests_for
 
         options = self.options
-        gate = Gate(hub)
+        self._gate = gate = Gate(hub)
         config = uvicorn.Config(
             application(hub, gate),
             http=requests_for(hub),
@@ -119,7 +149,7 @@ class Broker:
             backlog=_BACKLOG,
         )
         config.load()
-        config.ssl = tls
+        config.ssl = self._tls
         return _Server(config)
 
     async def __aexit__(
@@ -132,6 +162,7 @@ class Broker:
 
     async def _end(self) -> None:
         hub = self.hub
+        logger.info("stopping: %d connections have %g s", len(hub.sessions), self.options.drain_s)
         if self._server is not None:
             self._server.should_exit = True
             self._server.ending.set()
@@ -142,6 +173,7 @@ class Broker:
             self._socket.close()
         if self._given is None:
             await hub.bus.close()
+        logger.info("stopped")
 
 
 class _Server(uvicorn.Server):
@@ -192,6 +224,13 @@ def tls_context(options: BrokerOptions) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_certificates(context, options)
+    return context
+
+
+def load_certificates(context: ssl.SSLContext, options: BrokerOptions) -> None:
+    """Read the certificate files into a context. New connections of a context in use get them."""
+    assert options.tls_cert is not None
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)
     except OSError as error:
@@ -204,7 +243,6 @@ def tls_context(options: BrokerOptions) -> ssl.SSLContext | None:
         except OSError as error:
             raise _unusable("tls_client_ca", options.tls_client_ca, error) from error
         context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 def _unusable(name: str, files: str, error: OSError, hint: str = "") -> InvalidOption:
@@ -233,10 +271,12 @@ def check_exposed(options: BrokerOptions, is_guarded: bool) -> None:
 
 def _bound(options: BrokerOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio switches Nagle's algorithm off only for sockets that name their protocol. With it on,
+    # every answer on a kept-alive HTTP connection waits 40 ms for the client's delayed ACK.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Connections inherit it: what the kernel holds for a consumer that does not read is bound, too,
-    # and what is on its way to one that is quick and far away is not.
+    # Connections inherit it. It bounds the unsent bytes that the kernel holds for a consumer that
+    # does not read, and not the bytes on their way to a quick consumer far away.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     try:
         made.bind((options.host, options.port))
@@ -258,22 +298,87 @@ def _cannot_listen(options: BrokerOptions, error: OSError) -> InvalidOption:
     return InvalidOption(f"cannot listen on {where}: {error.strerror}", name="host")
 
 
-async def serve(options: BrokerOptions, ready: Callable[[Broker], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; then take no more, finish what was begun, and return."""
-    async with _signals() as ended, Broker(options) as broker:
+async def serve(
+    options: BrokerOptions,
+    ready: Callable[[Broker], None] | None = None,
+    gather: Callable[[], BrokerOptions] | None = None,
+    files: Sequence[str] = (),
+) -> None:
+    """Serve until SIGTERM or SIGINT; then take no more, finish what was begun, and return.
+
+    SIGHUP, or a change of a certificate or of one of ``files``, reloads the settings: ``gather``
+    gives them.
+    """
+    async with _signals() as signals, Broker(options) as broker:
         if ready is not None:
             ready(broker)
-        await ended.wait()
+        notify("READY=1")
+        watcher = asyncio.get_running_loop().create_task(
+            _reloading(broker, signals.reload, gather or (lambda: options), files)
+        )
+        try:
+            await signals.ended.wait()
+        finally:
+            notify("STOPPING=1")
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+
+
+async def _reloading(
+    broker: Broker,
+    asked: asyncio.Event,
+    gather: Callable[[], BrokerOptions],
+    files: Sequence[str],
+) -> None:
+    seen = _stamps(broker.options, files)
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TICK_S):
+                await asked.wait()
+        stamps = _stamps(broker.options, files)
+        if not asked.is_set() and stamps == seen:
+            continue
+        asked.clear()
+        seen = stamps
+        notify("RELOADING=1")
+        try:
+            broker.reload(gather())
+        except (TrunklineError, OSError) as error:  # what runs goes on as it was
+            logger.error("the settings were not reloaded: %s", error)
+        notify("READY=1")
+
+
+def _stamps(options: BrokerOptions, files: Sequence[str]) -> list[tuple[int, int] | None]:
+    """When the certificates and ``files`` were last changed."""
+    named = (options.tls_cert, options.tls_key, options.tls_client_ca, *files)
+    found: list[tuple[int, int] | None] = []
+    for path in filter(None, named):
+        try:
+            about = os.stat(path)
+            found.append((about.st_mtime_ns, about.st_ino))
+        except OSError:
+            found.append(None)
+    return found
+
+
+class _Signals(NamedTuple):
+    ended: asyncio.Event
+    reload: asyncio.Event
 
 
 @contextlib.asynccontextmanager
-async def _signals() -> AsyncIterator[asyncio.Event]:
+async def _signals() -> AsyncIterator[_Signals]:
     loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+    signals = _Signals(asyncio.Event(), asyncio.Event())
+    events = {
+        signal.SIGTERM: signals.ended,
+        signal.SIGINT: signals.ended,
+        signal.SIGHUP: signals.reload,
+    }
+    for number, event in events.items():
+        loop.add_signal_handler(number, event.set)
     try:
-        yield ended
+        yield signals
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in events:
             loop.remove_signal_handler(number)

@@ -11,6 +11,7 @@ faster than the bus can take is left in its socket.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
@@ -19,11 +20,13 @@ import msgspec
 
 from trunkline import access
 from trunkline.access import Principal
-from trunkline.broker.cloudevents import read_cloudevents
+from trunkline.batcher import Batcher
 from trunkline.broker.hub import Hub
 from trunkline.broker.publisher import Publisher
 from trunkline.broker.subscriber import Held, Subscriber
 from trunkline.bus import Outcome
+from trunkline.delivery.deadletters import TRACEBACK
+from trunkline.delivery.suspects import SuspectSlot
 from trunkline.errors import (
     Closed,
     Conflict,
@@ -32,7 +35,11 @@ from trunkline.errors import (
     ProtocolError,
     TrunklineError,
 )
-from trunkline.frames import (
+from trunkline.names import SYSTEM_PREFIX
+from trunkline.patterns.audit import settled
+from trunkline.wire.cloudevents import read_cloudevents
+from trunkline.wire.codes import failure_of
+from trunkline.wire.frames import (
     Ack,
     Auth,
     Bad,
@@ -49,11 +56,9 @@ from trunkline.frames import (
     Subscribe,
     Unsubscribe,
     dump,
-    failure_of,
     join,
     read_asked,
 )
-from trunkline.system import settled
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +85,9 @@ class Wire(Protocol):
 
     def resume(self) -> None: ...
 
+    def ping(self) -> None:
+        """Ask whether the other side is alive; ``Session.alive`` hears the answer."""
+
     def close(self, code: int, reason: str, *, abort: bool = False) -> None:
         """Say goodbye, or with ``abort`` not even that."""
 
@@ -105,19 +113,22 @@ class Session:
         self.held: dict[Place, dict[int, Held]] = {}
         self.writable = asyncio.Event()
         self.writable.set()
+        self.slot = SuspectSlot()  # the client's
         self._wire = wire
         self._ops = ops or {}
         self._loop = asyncio.get_running_loop()
         self._subscribers: dict[str | tuple[str, str], Subscriber] = {}
         self._publisher = Publisher(self)
         self._taken_bytes = 0  # read since nothing was being published
-        self._out: list[bytes] = []
-        self._out_bytes = self._said_bytes = 0
+        self._out: Batcher[bytes] = Batcher(self._send, size_max=_CHUNK_BYTES)
+        self._said_bytes = 0
         self._orders: asyncio.Queue[Subscribe | Unsubscribe | Call | Credit] = asyncio.Queue()
         self._coming: list[str | None] = []  # the names in SUBSCRIBE and FLOW frames among these
         self._clerk: asyncio.Task[None] | None = None
         self._paused = False
+        self.heard_at = hub.clock.monotonic()
         self._closed = self._is_leaving = False
+        self._settled = asyncio.Event()  # nothing is in the client's hands
         self._may: set[tuple[str, str]] = set()
         self._rights = hub.rights.version
         self._limbo: asyncio.TimerHandle | None = None
@@ -137,6 +148,7 @@ class Session:
         if self._closed:
             return
         self._taken_bytes += len(data)
+        self.alive()
         frames = read_cloudevents(data) if self.cloudevents else read_asked(data)
         is_limited = self.hub.options.rate_frames_s > 0
         quick = self.is_known and not is_limited
@@ -153,6 +165,16 @@ class Session:
                 self._answer(TrunklineError("internal error", code="internal"), frame)
         if self._publisher.underway and not self._has_room(self.hub.options.publish_inflight):
             self.hold_up()
+
+    def alive(self) -> None:
+        """The client said something, if only that it is there."""
+        self.heard_at = self.hub.clock.monotonic()
+        for subscriber in self._subscribers.values():
+            subscriber.heard()
+
+    def probe(self) -> None:
+        if not self._closed:
+            self._wire.ping()
 
     def _answer(self, error: TrunklineError, frame: Any) -> None:
         topic = getattr(frame, "topic", None) or None
@@ -282,6 +304,8 @@ class Session:
         name = frame.sub or (frame.topic, frame.group)
         if self._closed:
             return
+        if self._is_leaving:
+            raise Closed("the broker is closing", hint="connect again")
         if name in self._subscribers:
             raise Conflict(f"subscribed already: {frame.topic} as {frame.group}")
         if len(self._subscribers) >= self.hub.options.subscriptions:
@@ -321,21 +345,19 @@ class Session:
     # -- deliveries --------------------------------------------------------------------------------
 
     def _ack(self, frame: Ack) -> None:
+        """An ACK speaks of the open frame of its offset. With ``ack: "upto"`` it settles the frames
+        that were sent before that one too, see ``trunkline.broker.sent``.
+        """
         held = self.held.get((frame.topic, frame.partition, frame.group))
         count = 0
         if held:
             first = held.get(frame.offset)
-            chosen = [first] if first is not None else []
-            if first is None or first.subscriber.upto:
-                below = [
-                    one
-                    for offset, one in held.items()
-                    if offset <= frame.offset and one.subscriber.upto
-                ]
-                whose = {one.subscriber for one in below} if first is None else {first.subscriber}
-                if len(whose) == 1:  # else nobody knows which subscription it is for
-                    chosen = [one for one in below if one.subscriber in whose]
-            chosen += [held[o] for o in frame.offsets or () if o in held and o != frame.offset]
+            chosen = first.subscriber.acked(first) if first is not None else []
+            for offset in frame.offsets or ():
+                one = held.get(offset)
+                if one is not None and one not in chosen:
+                    chosen.append(one)
+                    one.subscriber.acked(one)
             for one in chosen:
                 count += self.finish(one, Outcome.ACK)
             for subscriber in {one.subscriber for one in chosen}:
@@ -345,13 +367,28 @@ class Session:
 
     def _nack(self, frame: Nack) -> None:
         one = self.held.get((frame.topic, frame.partition, frame.group), {}).get(frame.offset)
+        outcome = Outcome.TERM if frame.dead else Outcome.NACK
+        reason = frame.reason or "nack"
         count = 0
         if one is not None:
-            outcome = Outcome.TERM if frame.dead else Outcome.NACK
-            count += self.finish(one, outcome, frame.delay_s, frame.reason or "nack")
+            one.subscriber.nacked(one)
+            count += self.finish(one, outcome, frame.delay_s, reason)
             one.subscriber.refill()
+        else:
+            count += self._bring_back(frame, outcome, reason)
         if frame.corr is not None:
             self.tell(Ok(corr=frame.corr, count=count))
+
+    def _bring_back(self, frame: Nack, outcome: Outcome, reason: str) -> int:
+        """A NACK of a record that only the ACK of another one covered."""
+        for subscriber in self._subscribers.values():
+            if not subscriber.upto or subscriber.frame.group != frame.group:
+                continue
+            delivery = subscriber.uncover(frame.topic, frame.partition, frame.offset)
+            if delivery is not None:
+                subscriber.subscription.bring_back(delivery, outcome, frame.delay_s, reason)
+                return 1
+        return 0
 
     def _extend(self, frame: Extend) -> None:
         one = self.held.get((frame.topic, frame.partition, frame.group), {}).get(frame.offset)
@@ -363,7 +400,7 @@ class Session:
     def _flow(self, frame: Credit) -> None:
         if frame.sub is not None:
             if subscriber := self._subscribers.get(frame.sub):
-                subscriber.flow(frame.credits)
+                subscriber.flow(frame.credits, frame.hands)
             if frame.corr is not None:
                 self.tell(Ok(corr=frame.corr, sub=frame.sub))
             return
@@ -384,6 +421,8 @@ class Session:
             del mine[delivery.offset]
             if not mine:
                 del self.held[place]
+                if not self.held:
+                    self._settled.set()
 
     def finish(
         self, one: Held, outcome: Outcome, delay_s: float | None = None, reason: str = ""
@@ -392,15 +431,15 @@ class Session:
         self.forget(one)
         one.subscriber.let_go(one)
         done = delivery.finish(outcome, delay_s, reason)
-        counts, audit = self.hub.counts, self.hub.options.audit
-        if outcome is Outcome.ACK:
-            counts.acked += done
-        else:
-            counts.nacked += done
-        if audit and done:
+        audit = self.hub.options.audit
+        if done:
+            held_s = self.hub.clock.monotonic() - one.since
+            self.hub.counts.finished(delivery.topic, delivery.group, outcome.value, held_s)
+        if audit and done and not delivery.topic.startswith(SYSTEM_PREFIX):
             clock = self.hub.clock
             facts = settled(delivery, clock.monotonic() - one.since, clock.now())
-            self.hub.system.audit(outcome.value, **facts, agent=self.who.agent, reason=reason)
+            told = reason.partition(TRACEBACK)[0]
+            self.hub.system.audit(outcome.value, **facts, agent=self.who.agent, reason=told)
         return done
 
     @property
@@ -420,16 +459,13 @@ class Session:
         """Send an encoded frame, with whatever else this turn of the loop says."""
         if self._closed:
             return
-        if not self._out:
-            self._loop.call_soon(self.flush)
-        self._out.append(data)
-        self._out_bytes += len(data)
-        if self._out_bytes >= _CHUNK_BYTES:
-            self.flush()
+        self._out.add(data, len(data))
 
     def flush(self) -> None:
-        out, size, self._out, self._out_bytes = self._out, self._out_bytes, [], 0
-        if not out or self._closed:
+        self._out.flush()
+
+    def _send(self, out: list[bytes], size: int) -> None:
+        if self._closed:
             return
         # What was there before counts, not what is said now: one answer may be large.
         if self._wire.pending() > self.hub.options.pending_bytes:
@@ -500,16 +536,33 @@ class Session:
     def leave(
         self, code: int = GOING_AWAY, reason: str = "the broker is closing", *, abort: bool = False
     ) -> None:
-        """End the connection from this side."""
+        """End the connection from this side. Where the broker closes, deliveries end at once, and
+        ACKs are taken until the client holds nothing, goes, or the drain time is over.
+        """
         if self._closed or self._is_leaving:
             return
         self._is_leaving = True
+        if code == GOING_AWAY and not abort:
+            self.hub.spawn(self._drain(reason))
+            return
         if not abort:
-            if code == GOING_AWAY:
-                self.fail(Closed(reason), fatal=True)
             self.flush()
         self._wire.close(code, reason, abort=abort)
         self.hub.spawn(self.close())
+
+    async def _drain(self, reason: str) -> None:
+        for subscriber in self._subscribers.values():
+            subscriber.stop()
+        if self.held:
+            self._settled.clear()
+            self._wire.resume()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.hub.options.drain_s or None):
+                    await self._settled.wait()
+        self.fail(Closed(reason), fatal=True)
+        self.flush()
+        self._wire.close(GOING_AWAY, reason)
+        await self.close()
 
     def _follow(self) -> None:
         """Take the place of the connection that this client had before: one of the same agent, for
@@ -545,8 +598,11 @@ class Session:
         self.hub.sessions.discard(self)
         self._forget_client()
         self.writable.set()
+        self._settled.set()
         subscribers, self._subscribers = list(self._subscribers.values()), {}
-        await asyncio.gather(*(subscriber.close() for subscriber in subscribers))
+        counts = self.hub.is_open  # a broker that closes is nobody's failure
+        ends = [one.close(counts=counts, crashed=counts) for one in subscribers]
+        await asyncio.gather(*ends)
         self.held.clear()
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from trunkline.buses.stream import LocalSubscription
-from trunkline.store import GroupKey
+from trunkline.bus.subscription import LocalSubscription
+from trunkline.names import GroupKey
 
 
 class Member(Protocol):

@@ -7,31 +7,26 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from random import uniform
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from trunkline.broker.cloudevents import to_cloudevent
+from trunkline.access import Principal
 from trunkline.broker.hub import Hub
+from trunkline.broker.sent import Sent
 from trunkline.bus import Delivery, Outcome, Start
-from trunkline.buses.stream import LocalSubscription
+from trunkline.bus.subscription import LocalSubscription
 from trunkline.clock import Handle
+from trunkline.delivery.suspects import SuspectSlot
+from trunkline.delivery.wakes import LATE_S, LATE_TURNS
 from trunkline.errors import InvalidFilter, InvalidOption, TrunklineError
 from trunkline.event import Event, Record
-from trunkline.frames import (
-    From,
-    Message,
-    Revoked,
-    Subscribe,
-    Wanted,
-    dump,
-    envelope_of,
-    headers_of,
-    time_of,
-)
+from trunkline.filters.where import compile_where
+from trunkline.names import SYSTEM_PREFIX, is_pattern
 from trunkline.options import GroupOptions, make
-from trunkline.topics import is_pattern
-from trunkline.where import compile_where
+from trunkline.wire.cloudevents import to_cloudevent
+from trunkline.wire.envelope import envelope_of, headers_of, time_of
+from trunkline.wire.frames import From, Message, Revoked, Subscribe, Wanted, dump
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +37,8 @@ _AHEAD_BYTES = 64 * 1024
 _AHEAD_RECORDS = 16  # as long as their size is not known
 _LIGHT_BYTES = 1024
 _LINGER_S = 0.005
+_PROBE_S = 1.0  # before a lease runs out a silent client is asked whether it is alive
+_EARLY_S = 0.01  # of the ack timeout, before it runs out
 _WIDE = 64  # a window that a few acks which come late do not fill
 
 
@@ -49,11 +46,14 @@ class Owner(Protocol):
     """The session, as one of its subscribers sees it."""
 
     hub: Hub
+    who: Principal
     batch: bool
     cloudevents: bool
     credits: int | None
     held: dict[tuple[str, int, str], dict[int, Held]]
     writable: asyncio.Event
+    slot: SuspectSlot
+    heard_at: float  # when the client said something last
 
     @property
     def taken(self) -> int: ...
@@ -70,6 +70,8 @@ class Owner(Protocol):
 
     def evict(self, why: str) -> None: ...
 
+    def probe(self) -> None: ...
+
 
 class Held(msgspec.Struct, eq=False, gc=False):
     """A delivery in a client's hands."""
@@ -78,6 +80,19 @@ class Held(msgspec.Struct, eq=False, gc=False):
     subscriber: Subscriber
     until: float
     since: float
+    number: int = 0
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return (self.delivery.topic, self.delivery.partition)
+
+    @property
+    def offset(self) -> int:
+        return self.delivery.offset
+
+    @property
+    def lane(self) -> tuple[object, str] | None:
+        return self.delivery.lane
 
 
 class Subscriber:
@@ -90,6 +105,8 @@ class Subscriber:
             frame.max_inflight or self._hub.options.max_inflight,
             self._hub.options.max_inflight_limit,
         )
+        self._sent = Sent(self._window)
+        self._is_muted = False  # the client lets frames time out and says nothing
         self._whole = frame.form == "event"
         self._held: set[Held] = set()
         self._unsent: list[Delivery] = []
@@ -107,13 +124,19 @@ class Subscriber:
         self.subscription = self._hub.bus.subscribe(
             frame.topic,
             group=frame.group,
-            start=_start(frame.start),
+            start=start_of(frame.start),
             policy=None if frame.policy is None else make(GroupOptions, frame.policy),
+            on_conflict=frame.on_conflict,
             max_inflight=self._window,
-            where=self._match,
+            where=frame.where if frame.filter is None else self._match,
         )
         self.subscription.default = self._hub.policy
-        self.subscription.revoked = self._revoke
+        if self.upto:
+            self.subscription.hand_out_in_order()
+        elif frame.runs:
+            self.subscription.hand_out_runs()
+        self.subscription.inbox.revoked = self._revoke
+        self.subscription.inbox.slot = self._session.slot
         await self.subscription.__aenter__()
         if frame.batch:
             self._session.batch = True
@@ -134,18 +157,33 @@ class Subscriber:
             self._hub.sticky.join((self.frame.topic, self.frame.group), self)
         self._task = asyncio.get_running_loop().create_task(self._deliver())
 
-    async def close(self, unread: Iterable[tuple[str, int, int]] = ()) -> None:
-        """``unread`` came to the client and was never looked at: it does not count as a try."""
+    def stop(self) -> None:
+        """Send nothing more; frames in the client's hands may still be settled."""
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        self.subscription.resize(0)
+
+    async def close(
+        self,
+        unread: Iterable[tuple[str, int, int]] = (),
+        *,
+        counts: bool = True,
+        crashed: bool = False,
+    ) -> None:
+        """Frames that the client has not looked at do not count as a try: those that it names as
+        ``unread``, those that it cannot have begun, and all of them where the broker ends the
+        connection (``counts`` is off). ``crashed``: the client went without a word.
+        """
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        places = set(unread)
+        places, begun = set(unread), self._sent.begun() if counts else set[int]()
         back = [
             one.delivery
             for one in self._held
-            if (one.delivery.topic, one.delivery.partition, one.delivery.offset) in places
+            if one.number not in begun or (*one.place, one.offset) in places
         ]
         self.subscription.put_back(back + self._unsent)
         for one in (*self._held, *self._late):
@@ -153,7 +191,29 @@ class Subscriber:
         self._held.clear()
         if self.frame.sticky:
             self._hub.sticky.leave((self.frame.topic, self.frame.group), self)
-        await self.subscription.close()
+        await (self.subscription.abandon() if crashed else self.subscription.close())
+
+    # -- what the client says ----------------------------------------------------------------------
+
+    def acked(self, one: Held) -> list[Held]:
+        """What an ACK of this frame settles."""
+        found = self._sent.upto(one) if self.upto else [one]
+        self._sent.speak(one)
+        return found  # type: ignore[return-value]
+
+    def nacked(self, one: Held) -> None:
+        self._sent.speak(one)
+
+    def uncover(self, topic: str, partition: int, offset: int) -> Delivery | None:
+        """The delivery of a record that only the ACK of another one settled."""
+        found = self._sent.uncover((topic, partition), offset)
+        return None if found is None else found.delivery  # type: ignore[attr-defined]
+
+    def heard(self) -> None:
+        """The client said something: it is alive."""
+        if self._is_muted:
+            self._is_muted = False
+            self.refill()
 
     # -- the window ------------------------------------------------------------------------------
 
@@ -164,15 +224,21 @@ class Subscriber:
             return own if shared is None else shared
         return min(shared, own)
 
-    def flow(self, credits: int) -> None:
+    def flow(self, credits: int, hands: int | None) -> None:
         """Credits of this subscription's own; 0 takes back what it has."""
+        if hands is not None:
+            self._sent.hands = max(self._sent.hands, hands)
         self._own_credits = (self._own_credits or 0) + credits if credits else 0
         self.refill()
 
     def refill(self) -> None:
         """Let the bus lease no more than may be sent: what is leased and kept here would age."""
+        if self._is_muted:
+            self.subscription.resize(0)
+            return
         credits = self.credits()
-        room = min(self._window, len(self._held) + self._ahead)
+        passed = min(self._sent.passed, self._window) if self.upto else 0
+        room = min(self._window + passed, len(self._held) + self._ahead)
         if credits is not None:
             room = min(room, len(self._held) + credits)
             self.subscription.keep_unread(credits)
@@ -180,6 +246,7 @@ class Subscriber:
 
     def let_go(self, one: Held) -> None:
         self._held.discard(one)
+        self._sent.remove(one)
 
     def extend(self, one: Held) -> None:
         one.until = self._hub.clock.monotonic() + self._timeout_s
@@ -220,7 +287,7 @@ class Subscriber:
                 count = self.credits()  # other subscriptions may have used them meanwhile
                 if count is not None and count < len(self._unsent):
                     subscription.put_back(self._unsent[count:])
-                batch, self._unsent = self._unsent[:count], []
+                batch, self._unsent = self._allowed(self._unsent[:count]), []
                 if batch:
                     self._send(batch)
                 (self if session.credits is None else session).refill()
@@ -232,6 +299,19 @@ class Subscriber:
         except Exception:  # whatever it is, nothing more will come, and the client is told
             logger.exception("deliveries of %s ended", self.frame.topic)
             session.ended(self, TrunklineError("internal error", code="internal"))
+
+    def _allowed(self, batch: list[Delivery]) -> list[Delivery]:
+        """The deliveries that the policy lets this client have. Any other becomes a dead letter:
+        trying again would not make it allowed.
+        """
+        may_read, who = self._hub.may_read, self._session.who
+        found = []
+        for delivery in batch:
+            if may_read(who, delivery.record, delivery.group):
+                found.append(delivery)
+            else:
+                delivery.finish(Outcome.TERM, None, "the policy does not allow it")
+        return found
 
     async def _writable(self) -> None:
         """Wait until the client takes more."""
@@ -267,6 +347,7 @@ class Subscriber:
                 stale.delivery.finish(Outcome.NACK, 0.0, "delivered again")
             one = mine[delivery.offset] = Held(delivery, self, delivery.lease.until, now)
             self._held.add(one)
+            self._sent.add(one)
             self._timeout_s = max(self._timeout_s, delivery.lease.until - now)
             again += delivery.attempt > 1
             data = self._encoded(delivery)
@@ -274,7 +355,8 @@ class Subscriber:
             session.put(data)
             if len(data) > _LIGHT_BYTES:  # it is kept until it is settled: keep its place alone
                 delivery.record = _emptied(delivery.record)
-            if delivery.attempt > 1 and self._hub.options.audit:
+            is_told = self._hub.options.audit and not delivery.topic.startswith(SYSTEM_PREFIX)
+            if delivery.attempt > 1 and is_told:
                 self._hub.system.audit(
                     "redelivery",
                     topic=delivery.topic,
@@ -282,6 +364,7 @@ class Subscriber:
                     group=delivery.group,
                     attempt=delivery.attempt,
                 )
+        self.subscription.hand_over(batch)
         self._hub.counts.sent(batch[0].topic, len(batch), again)
         self._ahead = max(4, min(512, _AHEAD_BYTES * len(batch) // total))
         if self._timer is None:
@@ -300,30 +383,83 @@ class Subscriber:
             offset=record.offset,
             attempt=delivery.attempt,
             sub=self.frame.sub,
+            lease_s=round(delivery.lease.until - self._hub.clock.monotonic(), 3),
+            lane=self._lane(delivery),
             event=record.event if self._whole else None,
             envelope=None if self._whole else envelope_of(record, delivery.attempt),
         )
         return dump(message)
 
+    def _lane(self, delivery: Delivery) -> Literal["key", "partition"] | None:
+        """What a client that takes runs has to keep in order."""
+        if delivery.lane is None or not self.frame.runs:
+            return None
+        return "key" if delivery.lane[1] else "partition"
+
     def _arm(self, now: float) -> None:
-        """A delivery whose ack timeout ran out is no longer in flight: its place is free again."""
+        """Ask a client that is silent whether it is alive, a little before a frame times out."""
         self._timer = None
         if self._held:
             first = min(one.until for one in self._held)
-            self._timer = self._hub.clock.call_later(max(0.001, first - now), self._sweep)
+            early_s = min(_PROBE_S, self._timeout_s / 4)
+            wait_s = max(0.001, first - early_s - now)
+            self._timer = self._hub.clock.call_later(wait_s, self._probe)
 
-    def _sweep(self) -> None:
-        """Free the places of what timed out. The group delivers it again; an ack that comes all the
-        same is worth as much as before.
+    def _probe(self) -> None:
+        now = self._hub.clock.monotonic()
+        if not self._held:
+            self._timer = None
+            return
+        first = min(self._held, key=_until)
+        if self._session.heard_at < first.since:
+            self._session.probe()
+        wait_s = max(0.001, first.until - _EARLY_S * self._timeout_s - now)
+        self._timer = self._hub.clock.call_later(wait_s, self._sweep)
+
+    def _sweep(self, turns: int = LATE_TURNS) -> None:
+        """Free the places of frames that time out. The group delivers them again; an ack that comes
+        all the same is worth as much as before. A client that is not even alive gets no more, and
+        frames that it cannot have begun go back uncounted.
         """
         now = self._hub.clock.monotonic()
-        for one in sorted((one for one in self._held if one.until <= now), key=_until):
-            self.let_go(one)
-            self._late.append(one)
-            if len(self._late) > self._window:
-                self._session.forget(self._late.popleft())
+        if turns and self._held and now - min(one.until for one in self._held) > LATE_S:
+            # This process stood still: acks that wait in its sockets are read first.
+            asyncio.get_running_loop().call_soon(self._sweep, turns - 1)
+            return
+        margin_s = 2 * _EARLY_S * self._timeout_s
+        over = sorted((one for one in self._held if one.until - margin_s <= now), key=_until)
+        if over and self._session.heard_at < min(one.since for one in over):
+            self._mute()
+        else:
+            for one in over:
+                self._time_out(one)
         self.refill()
         self._arm(now)
+
+    def _time_out(self, one: Held) -> None:
+        self.let_go(one)
+        self._late.append(one)
+        if len(self._late) > self._window:
+            self._session.forget(self._late.popleft())
+
+    def _mute(self) -> None:
+        self._is_muted = True
+        begun = self._sent.begun()
+        back = []
+        for one in sorted(self._held, key=_until):
+            if one.number in begun:
+                self._time_out(one)
+            else:
+                self.let_go(one)
+                self._session.forget(one)
+                back.append(one.delivery)
+        self.subscription.put_back(back)
+        self.subscription.keep_unread(0)
+        logger.info(
+            "%s is sent nothing more of %s: it lets records time out and says nothing",
+            self._session.who.agent,
+            self.frame.topic,
+        )
 
 
 def _until(one: Held) -> float:
@@ -337,7 +473,7 @@ def _emptied(record: Record) -> Record:
     )
 
 
-def _start(start: From | None) -> Start:
+def start_of(start: From | None) -> Start:
     if start is None or start.kind in ("latest", "earliest"):
         return "latest" if start is None else start.kind
     if start.kind == "offset":

@@ -1,21 +1,27 @@
-"""What a client may call besides publishing and subscribing: what ``LocalBus`` offers, asked for by
-name. Each checks the caller's rights itself.
+"""The calls of a bus besides publishing and subscribing, for clients that ask for them by name.
+Each call checks the caller's rights itself.
 """
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from trunkline.broker.letters import page_of
+from trunkline.broker.dlq_pages import page_of, readable
 from trunkline.broker.session import Op, Session
-from trunkline.errors import InvalidOption, NotFound, reason
+from trunkline.broker.subscriber import start_of
+from trunkline.bus.groups import edit_group
+from trunkline.errors import InvalidOption, NotFound
+from trunkline.explain import reason
+from trunkline.names import GroupKey, check_group, check_topic, dead_topic, matches
 from trunkline.options import TopicOptions, make
-from trunkline.requests import left
-from trunkline.store import GroupKey, lag_of
-from trunkline.topics import check_group, check_topic, dead_topic, matches
+from trunkline.patterns.replies import left
+from trunkline.store import lag_of
+from trunkline.wire.frames import From
 
 _READ_MAX = 1000
 
@@ -32,6 +38,15 @@ class _Define(msgspec.Struct, forbid_unknown_fields=True):
     options: dict[str, Any] = {}
 
 
+class _Topic(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+
+
+class _Trim(_Topic):
+    before: int
+    partition: int = 0
+
+
 class _Forget(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     group: str
@@ -44,6 +59,19 @@ class _ForgetLeft(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Policy(_Forget):
     partition: int = 0
+
+
+class _Groups(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str | None = None
+    group: str | None = None
+
+
+class _Seek(_Forget):
+    to: From
+
+
+class _Edit(_Forget):
+    policy: dict[str, Any]
 
 
 class _Lag(msgspec.Struct, forbid_unknown_fields=True):
@@ -86,13 +114,32 @@ async def _define(session: Session, args: dict[str, Any]) -> Any:
     await session.hub.bus.define(asked.topic, **asked.options)
 
 
+async def _remove(session: Session, args: dict[str, Any]) -> None:
+    asked = _args(args, _Topic)
+    session.require("admin", check_topic(asked.topic))
+    session.hub.refuse_reserved(session.who, "admin", asked.topic)
+    await session.hub.bus.remove(asked.topic)
+
+
+async def _trim(session: Session, args: dict[str, Any]) -> Any:
+    asked = _args(args, _Trim)
+    session.require("admin", check_topic(asked.topic))
+    session.hub.refuse_reserved(session.who, "admin", asked.topic)
+    return await session.hub.bus.trim(asked.topic, asked.before, partition=asked.partition)
+
+
 async def _read(session: Session, args: dict[str, Any]) -> Any:
     asked = _args(args, _Read)
     session.require("read", check_topic(asked.topic))
     await session.hub.bus.check_partition(asked.topic, asked.partition)
     limit = max(1, min(asked.limit, _READ_MAX))
     # As much as the store gives at once: the client asks for the rest.
-    return await session.hub.bus.store.read(asked.topic, asked.partition, asked.start, limit)
+    start, hub = asked.start, session.hub
+    while found := await hub.bus.store.read(asked.topic, asked.partition, start, limit):
+        if allowed := [record for record in found if hub.may_read(session.who, record)]:
+            return allowed
+        start = found[-1].offset + 1
+    return []
 
 
 async def _bounds(session: Session, args: dict[str, Any]) -> Any:
@@ -111,6 +158,7 @@ async def _letters(session: Session, args: dict[str, Any]) -> Any:
         closed=asked.closed,
         start=asked.start,
         offsets=asked.chosen,
+        may_read=partial(session.hub.may_read, session.who),
     )
     return found
 
@@ -124,7 +172,7 @@ async def _redrive(session: Session, args: dict[str, Any]) -> Any:
         async for done in desk.redrive(
             group=asked.group,
             offsets=asked.chosen,
-            where=asked.where,
+            where=readable(asked.where, partial(session.hub.may_read, session.who)),
             rate=asked.rate,
             dry_run=asked.dry_run,
             max_redrives=asked.max_redrives,
@@ -142,7 +190,7 @@ async def _drop(session: Session, args: dict[str, Any]) -> Any:
         async for letter in desk.drop(
             group=asked.group,
             offsets=asked.chosen,
-            where=asked.where,
+            where=readable(asked.where, partial(session.hub.may_read, session.who)),
             dry_run=asked.dry_run,
             skip_closed=True,
         )
@@ -161,14 +209,51 @@ async def _lag(session: Session, args: dict[str, Any]) -> int:
     return total
 
 
+async def _groups(session: Session, args: dict[str, Any]) -> Any:
+    """Every group of a topic that the caller may read or subscribe to."""
+    asked = _args(args, _Groups)
+    hub, who = session.hub, session.who
+    return [
+        one
+        for one in await hub.bus.groups(asked.topic, asked.group)
+        if hub.allows(who, "read", one.topic) or hub.allows(who, "subscribe", one.topic, one.group)
+    ]
+
+
+async def _seek(session: Session, args: dict[str, Any]) -> Any:
+    asked = _args(args, _Seek)
+    _administer(session, asked)
+    return await session.hub.bus.seek(asked.topic, asked.group, start_of(asked.to))
+
+
+async def _pause(session: Session, args: dict[str, Any]) -> Any:
+    asked = _args(args, _Forget)
+    _administer(session, asked)
+    return await session.hub.bus.pause(asked.topic, asked.group)
+
+
+async def _resume(session: Session, args: dict[str, Any]) -> Any:
+    asked = _args(args, _Forget)
+    _administer(session, asked)
+    return await session.hub.bus.resume(asked.topic, asked.group)
+
+
+async def _edit(session: Session, args: dict[str, Any]) -> Any:
+    asked = _args(args, _Edit)
+    _administer(session, asked)
+    return await edit_group(session.hub.bus.store, asked.topic, asked.group, asked.policy)
+
+
+def _administer(session: Session, asked: _Forget) -> None:
+    session.require("admin", check_topic(asked.topic), check_group(asked.group))
+
+
 async def _forget(session: Session, args: dict[str, Any]) -> None:
     """Remove a group that the caller made for itself; as much as subscribing with it takes."""
     asked = _args(args, _Forget)
     session.require("subscribe", check_topic(asked.topic), check_group(asked.group))
-    store = session.hub.bus.store
-    for key in await store.groups():
-        if (key.topic, key.group) == (asked.topic, asked.group):
-            await store.update(key, None)
+    with contextlib.suppress(NotFound):
+        await session.hub.bus.forget(asked.topic, asked.group)
 
 
 async def _forget_left(session: Session, args: dict[str, Any]) -> None:
@@ -176,9 +261,9 @@ async def _forget_left(session: Session, args: dict[str, Any]) -> None:
     asked = _args(args, _ForgetLeft)
     check_topic(asked.topic)
     hub = session.hub
-    for key in await left(hub.bus.store, asked.topic, asked.prefix, hub.clock.now()):
-        if hub.allows(session.who, "subscribe", key.topic, key.group):
-            await hub.bus.store.update(key, None)
+    for group in await left(hub.bus, asked.topic, asked.prefix, hub.clock.now()):
+        if hub.allows(session.who, "subscribe", asked.topic, group):
+            await hub.bus.forget(asked.topic, group)
 
 
 async def _policy(session: Session, args: dict[str, Any]) -> Any:
@@ -199,9 +284,16 @@ async def _health(session: Session, _args: dict[str, Any]) -> Any:
 OPS: dict[str, Op] = {
     "topics": _topics,
     "define": _define,
+    "remove": _remove,
+    "trim": _trim,
     "read": _read,
     "bounds": _bounds,
+    "groups": _groups,
     "lag": _lag,
+    "seek": _seek,
+    "pause": _pause,
+    "resume": _resume,
+    "edit": _edit,
     "forget": _forget,
     "forget_left": _forget_left,
     "policy": _policy,

@@ -5,25 +5,36 @@ a change at once where its store tells of other processes, else within ``rights_
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from trunkline.access import LOCAL, Grant, Principal, Token, admit, new_token, token_id
-from trunkline.buses.local import LocalBus
+from trunkline.access import (
+    LOCAL,
+    Grant,
+    Principal,
+    Token,
+    admit,
+    new_token,
+    principal_of,
+    token_id,
+)
 from trunkline.errors import NotFound
-from trunkline.event import Event
+from trunkline.patterns.topic_table import TopicTable
+
+if TYPE_CHECKING:
+    from trunkline.bus import Bus
 
 TOPIC = "system.access"
 
 
 class Rights:
-    def __init__(self, bus: LocalBus, *, forced: bool = False) -> None:
+    def __init__(self, bus: Bus, *, forced: bool = False) -> None:
         self._bus = bus
+        self._table = TopicTable(bus, TOPIC, Token, self._take)
         self._forced = forced
-        self._next = 1
         self.tokens: dict[str, Token] = {}
         self.version = 0
 
@@ -37,20 +48,12 @@ class Rights:
 
     async def refresh(self) -> bool:
         """Take in what changed; True if anything did."""
-        changed = False
-        first, end = await self._bus.store.bounds(TOPIC, 0)
-        if not first <= self._next <= end:  # trimmed, or made anew
-            self._next = first
-        while self._next < end:
-            for record in await self._bus.read(TOPIC, self._next):
-                self._next = record.offset + 1
-                changed = True
-                # A record that is no token was not written by this code and grants nothing.
-                with contextlib.suppress(msgspec.ValidationError):
-                    token = msgspec.convert(record.event.payload, Token)
-                    self.tokens[token.id] = token
+        changed = await self._table.refresh()
         self.version += changed
         return changed
+
+    def _take(self, token: Token) -> None:
+        self.tokens[token.id] = token
 
     def known(self, text: str | None) -> Principal | None:
         """Who shows this token; None if it is not valid."""
@@ -66,7 +69,7 @@ class Rights:
         now = self._bus.clock.now()
         for token in self.tokens.values():
             if token.certificate and token.agent in names and token.counts(now):
-                return Principal(token.agent, token.grants, token.id, token.expires)
+                return principal_of(token)
         return None
 
     def current(self, who: Principal) -> Principal | None:
@@ -76,7 +79,7 @@ class Rights:
         token = self.tokens.get(who.token)
         if token is None or not token.counts(self._bus.clock.now()):
             return None
-        return Principal(token.agent, token.grants, token.id, token.expires)
+        return principal_of(token)
 
     async def create(
         self,
@@ -85,6 +88,7 @@ class Rights:
         expires: datetime | None = None,
         *,
         certificate: bool = False,
+        scopes: Sequence[str] = (),
     ) -> tuple[str, Token]:
         """Make a token. Its text is given here and never again."""
         text, token = new_token(
@@ -93,6 +97,7 @@ class Rights:
             created=self._bus.clock.now(),
             expires=expires,
             certificate=certificate,
+            scopes=scopes,
         )
         await self._keep(token)
         return text, token
@@ -109,8 +114,5 @@ class Rights:
         return token
 
     async def _keep(self, token: Token) -> None:
-        if TOPIC not in await self._bus.topics():
-            await self._bus.define(TOPIC, compact=True)
-        payload = msgspec.to_builtins(token)
-        await self._bus.publish(Event(topic=TOPIC, key=token.id, type="token", payload=payload))
+        await self._table.put(token.id, token, type="token")
         await self.refresh()

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import parse_qsl
 
 from picows import (
     WSAutoPingStrategy,
@@ -30,7 +31,7 @@ from trunkline.access import Principal
 from trunkline.broker.hub import GOODBYE_S, Hub
 from trunkline.broker.options import is_loopback
 from trunkline.broker.session import Op, Session
-from trunkline.frames import CLIENT, CLOUDEVENTS, SUBPROTOCOL, SUBPROTOCOLS
+from trunkline.wire.frames import CLIENT, CLOUDEVENTS, SUBPROTOCOL, SUBPROTOCOLS
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,11 @@ class Gate:
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        options = hub.options
+        self.configure()
+
+    def configure(self) -> None:
+        """Take the names and origins from the hub's options, at the start and at a reload."""
+        options = self.hub.options
         self._hosts = _LOOPBACK | {options.host.lower(), *(h.lower() for h in options.hosts)}
         # A page of another site can make a browser ask for any name that leads here; on an address
         # that others reach by names we do not know, tokens are what protects.
@@ -72,12 +77,19 @@ class Gate:
         return origin in self.origins or origin.partition("://")[2] == host.lower() != ""
 
     def principal(
-        self, headers: Mapping[str, str], names: frozenset[str] = frozenset()
+        self,
+        headers: Mapping[str, str],
+        names: frozenset[str] = frozenset(),
+        ticket: str | None = None,
     ) -> tuple[Principal | None, bool]:
-        """Who asks, and whether a token was shown that is not valid. A token comes before the
-        ``names`` in a certificate.
+        """Who asks, and whether a token or ticket was shown that is not valid. A token comes before
+        a ticket, and a ticket before the ``names`` in a certificate.
         """
         shown = headers.get("Authorization")
+        if shown is None and ticket is not None:
+            holder = self.hub.tickets.holder(ticket)
+            who = None if holder is None else self.hub.rights.current(holder)
+            return who, who is None
         if shown is None:
             return self.hub.rights.known(None) or self.hub.rights.certified(names), False
         kind, _, token = shown.partition(" ")
@@ -86,10 +98,16 @@ class Gate:
 
 
 def _name_of(host: str) -> str:
+    """The name in a Host header; "" if what follows the name is no port."""
     name = host.lower()
     if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.partition(":")[0]
+        name, closed, rest = name[1:].partition("]")
+        if not closed or rest[:1] not in ("", ":"):
+            return ""
+        port = rest[1:]
+    else:
+        name, _, port = name.partition(":")
+    return name if not port or (port.isascii() and port.isdigit()) else ""
 
 
 def names_of(transport: asyncio.BaseTransport) -> frozenset[str]:
@@ -135,6 +153,15 @@ class Listener(WSListener):
             ops=self._ops,
             client=self._client,
         )
+        self._log("connected")
+
+    def _log(self, what: str) -> None:
+        if logger.isEnabledFor(logging.INFO) and self.session is not None:
+            agent = self.session.who.agent
+            host, port = (self._raw.get_extra_info("peername") or ("", 0))[:2]
+            address = f"{host}:{port}"
+            facts = {"agent": agent, "address": address, "connections": len(self._hub.sessions)}
+            logger.info("%s: %s from %s", what, agent or "nobody", address, extra=facts)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         kind = frame.msg_type
@@ -143,10 +170,16 @@ class Listener(WSListener):
             if kind == WSMsgType.CLOSE:
                 transport.disconnect()
             return  # picows parses on for a while after it has refused a frame
+        if frame.rsv1 or frame.rsv2 or frame.rsv3:  # of an extension, and none was agreed on
+            transport.send_close(WSCloseCode.PROTOCOL_ERROR)
+            transport.disconnect()
+            return
         if kind == WSMsgType.TEXT and frame.fin and self._parts is None:
             session.receive(frame.get_payload_as_bytes())
         elif kind in (WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.CONTINUATION):
             self._part(frame)
+        elif kind == WSMsgType.PONG:
+            session.alive()
         elif kind == WSMsgType.CLOSE:
             transport.send_close(WSCloseCode.OK)
             transport.disconnect()
@@ -166,6 +199,7 @@ class Listener(WSListener):
 
     def on_ws_disconnected(self, _transport: WSTransport) -> None:
         if self.session is not None:
+            self._log("disconnected")
             self._hub.spawn(self.session.close())
 
     def pause_writing(self) -> None:
@@ -180,6 +214,9 @@ class Listener(WSListener):
 
     def send(self, data: bytes) -> None:
         self._transport.send(WSMsgType.TEXT, data)
+
+    def ping(self) -> None:
+        self._transport.send_ping(b"alive?")
 
     def pending(self) -> int:
         return self._raw.get_write_buffer_size()
@@ -225,13 +262,15 @@ def _answering(
         refused = gate.refuses(request.headers)
         if refused is not None:
             return _refusal(*refused)
-        if request.path.decode("latin-1").partition("?")[0] not in PATHS:
+        path, _, query = request.path.decode("latin-1").partition("?")
+        if path not in PATHS:
             return _refusal(404, "connect to /")
         if len(hub.sessions) >= hub.options.connections or not hub.is_open:
             return _refusal(503, "no room for another connection")
-        who, is_wrong = gate.principal(request.headers, names)
+        ticket = next((value for name, value in parse_qsl(query) if name == "ticket"), None)
+        who, is_wrong = gate.principal(request.headers, names, ticket)
         if is_wrong:
-            hub.denied(Principal(""), "connect", "")
+            hub.denied(Principal(""), "connect", "", missing="a valid token or ticket")
             return _refusal(401, "not authenticated")
         client = request.headers.get(CLIENT) or None
         if client is not None and len(client) > _NAME_CHARS:

@@ -1,0 +1,69 @@
+"""What lists and metrics show, gathered in the background and at a measured pace, so that a scrape
+of thousands of groups holds up no publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from trunkline.clock import Clock
+
+T = TypeVar("T")
+
+
+class Gathered(Generic[T]):
+    """A value that takes long to gather. A reader gets the last one at once if it is fresh, else
+    the next one; however many readers there are, it is gathered once.
+    """
+
+    def __init__(
+        self, gather: Callable[[], Awaitable[T]], clock: Clock, fresh_s: float = 1.0
+    ) -> None:
+        self._gather = gather
+        self._clock = clock
+        self._fresh_s = fresh_s
+        self._value: T | None = None
+        self._at = float("-inf")
+        self._gathering: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        value = self._value
+        if value is not None and self._clock.monotonic() - self._at < self._fresh_s:
+            return value
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().create_task(self._renew())
+        return await asyncio.shield(self._gathering)
+
+    def forget(self) -> None:
+        """What was gathered is no longer true."""
+        self._at = float("-inf")
+
+    async def _renew(self) -> T:
+        try:
+            value = await self._gather()
+            self._value, self._at = value, self._clock.monotonic()
+            return value
+        finally:
+            self._gathering = None
+
+    async def close(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            await asyncio.gather(self._gathering, return_exceptions=True)
+
+
+class Pace:
+    """Give the loop back after each slice of work, for as long as the slice took."""
+
+    def __init__(self, slice_s: float = 0.002) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._slice_s = slice_s
+        self._began = self._loop.time()
+
+    async def turn(self) -> None:
+        took_s = self._loop.time() - self._began
+        if took_s >= self._slice_s:
+            await asyncio.sleep(min(took_s, 0.05))
+            self._began = self._loop.time()

@@ -5,10 +5,10 @@ In life each is a process of its own: ``trunkline serve`` and any number of clie
 
 import asyncio
 
-from trunkline.broker.options import BrokerOptions
 from trunkline.broker.server import Broker
-from trunkline.buses.remote import RemoteBus
+from trunkline.bus.remote import RemoteBus
 from trunkline.event import Event
+from trunkline.options import BrokerOptions
 
 
 async def main() -> None:

@@ -5,7 +5,7 @@ import asyncio
 import sqlalchemy as sa
 
 import trunkline
-from trunkline.outbox import Drainer, SqlOutbox
+from trunkline.patterns.outbox import Drainer, SqlOutbox
 
 
 async def main() -> None:

@@ -45,6 +45,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in list(os.environ):
         if name.startswith("TRUNKLINE_") or name == "NO_COLOR":
             monkeypatch.delenv(name)
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / ".home"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from trunkline.cli import doctor
+from trunkline.folder import Folder
 from trunkline.log import atomic
-from trunkline.log.folder import Folder, GroupKey
+from trunkline.names import GroupKey
 
 from .conftest import ENV, PROGRAM, Run, Start, lines
 
@@ -74,7 +75,7 @@ def test_verify_finds_a_flipped_bit_in_a_sealed_segment(
 def test_verify_finds_a_flipped_bit_in_a_compressed_segment(
     run: Run, home: Path, sealed: Path, share: float
 ) -> None:
-    from trunkline.log.upkeep import pack_segments
+    from trunkline.folder.upkeep import pack_segments
 
     folder = Folder(str(home / ".bus"))
     assert pack_segments(folder, "t", 0) == 1
@@ -342,8 +343,8 @@ def test_commands_that_need_no_loop_start_without_one(home: Path) -> None:
     """Only ``sub --group``, ``dlq`` and ``bench`` run the bus; the others must not pay for it."""
     script = (
         "import sys; from trunkline.cli import main; main(['topic', 'ls']); "
-        "print([m for m in sys.modules if m in ('trunkline.buses', 'trunkline.stores.file', "
-        "'rich', 'sqlglot', 'trunkline.where')])"
+        "print([m for m in sys.modules if m in ('trunkline.bus.connect', 'trunkline.store.file', "
+        "'rich', 'sqlglot', 'trunkline.filters.where')])"
     )
     subprocess.run([*PROGRAM, "init", "-q"], cwd=home, env=ENV, check=True)
 
@@ -377,3 +378,20 @@ def test_the_doctor_misses_any_file_that_is_gone(
     )
     assert len(run("get", "t", "1:").rows) == (21 if number == 3 else 22)
     assert run("verify").code == 0
+
+
+def test_doctor_fails_on_warnings_when_a_monitor_asks_for_it(run: Run) -> None:
+    run("pub", "t", "1")
+    run("pub", "t", "2")
+    run("take", "t", "--group", "g")
+    run("group", "pause", "t", "g")
+    assert run("doctor").code == 0
+    done = run("doctor", "--fail-on", "warning", "--json")
+    assert done.code == 1
+    assert '"code":"group_paused"' in done.out
+    run("group", "resume", "t", "g")
+    behind = run("doctor", "--fail-on", "warning", "--lag", "2", "--json")
+    assert (behind.code, "group_lag" in behind.out) == (1, True)
+    assert run("doctor", "--fail-on", "warning", "--lag", "3", "--free", "0").code == 0
+    full = run("doctor", "--fail-on", "warning", "--free", "100", "--json")
+    assert (full.code, "storage_low" in full.out) == (1, True)

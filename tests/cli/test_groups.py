@@ -33,6 +33,8 @@ def test_ls_tells_how_far_each_group_is(run: Run) -> None:
             "group": group,
             "floor": floor,
             "lag": 10 - floor,
+            "scheduled": 0,
+            "next_due": None,
             "leases": 0,
             "waiting": 0,
             "paused": False,
@@ -43,7 +45,7 @@ def test_ls_tells_how_far_each_group_is(run: Run) -> None:
     assert run("group", "ls", "-q").out == "g\nh\n"
     assert [row["group"] for row in run("group", "ls", "t", "--group", "h", "--json").rows] == ["h"]
     assert run("group", "ls", "other.*", "--json").rows == []
-    assert run("group", "ls").out.split()[:3] == ["topic", "partition", "group"]
+    assert run("group", "ls").out.split()[:3] == ["topic", "group", "floor"]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,8 @@ def test_a_running_member_is_paused_moved_and_resumed_from_outside(run: Run, sta
 
 
 def test_info_shows_what_a_living_member_holds(run: Run, home: Path) -> None:
-    from trunkline.log.folder import Folder, GroupKey
+    from trunkline.folder import Folder
+    from trunkline.names import GroupKey
 
     take(run, 2)
     folder = Folder(str(home / ".bus"))
@@ -118,10 +121,10 @@ def test_info_shows_what_a_living_member_holds(run: Run, home: Path) -> None:
     member = folder.join()
 
     def lease(group: object) -> None:
-        from trunkline.group import Group, Item
+        from trunkline.group import Group
 
         assert isinstance(group, Group)
-        group.offer(Item(3, None, 2, 0.0, float("inf"), 0.0))
+        group.offer(3)
         group.take(member, now=folder.clock.monotonic(), wall=0.0, limit=1)
 
     folder.step(key, lease)
@@ -224,14 +227,14 @@ def test_edit_changes_the_policy_and_keeps_the_place(run: Run) -> None:
     [
         ("", 4, "nothing to change"),
         ("--max-retries -1", 4, "max-retries"),
-        ("--max-retries x", 4, "not a number"),
-        ("--max-retries 1.5", 4, "not a number"),
-        ("--backoff-mult nan", 4, "not a number"),
+        ("--max-retries x", 4, "not a whole number"),
+        ("--max-retries 1.5", 4, "not a whole number"),
+        ("--backoff-mult nan", 4, "is not a"),
         ("--backoff-mult 0.5", 4, "backoff_mult"),
         ("--ack-timeout-s 0", 4, "ack_timeout_s"),
         ("--ack-timeout-s soon", 4, "not a duration"),
-        ("--ordering fifo", 4, "invalid choice"),
-        ("--partitions 3", 4, "unrecognized"),
+        ("--ordering fifo", 4, "there are key, partition, none"),
+        ("--partitions 3", 4, "did you mean --partition?"),
         ("max_retries=3", 4, "unrecognized"),
         ("--unset partitions", 4, "there is no option partitions"),
     ],
@@ -257,7 +260,7 @@ async def test_an_edit_beside_running_members_counts_for_them(run: Run, home: Pa
     """They need not begin again; who comes with the policy of before is told what to do."""
     import trunkline
     from trunkline import GroupOptions
-    from trunkline.dead import Letter
+    from trunkline.delivery.deadletters import Letter
     from trunkline.errors import Conflict
 
     first = GroupOptions(max_retries=50, backoff_base_s=0.0, lookahead=64)

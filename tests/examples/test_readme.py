@@ -1,4 +1,4 @@
-"""What the README says of numbers and extras comes from where it says."""
+"""The numbers and extras of the README and of the page of measurements come from their sources."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "measurements.md").read_text("utf-8")
 BENCH: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "render_bench.py"))
 RESULTS = [
     {
@@ -36,25 +37,30 @@ def test_results_become_a_table() -> None:
 
 
 def test_the_table_goes_between_the_markers_and_nowhere_else() -> None:
-    page = BENCH["place"](README, RESULTS)
+    page = BENCH["place"](PAGE, RESULTS)
     start, end = page.index("<!-- bench -->"), page.index("<!-- /bench -->")
     assert page[start:end].count("| `publish-64` |") == 1
-    assert BENCH["BLOCK"].sub("", page) == BENCH["BLOCK"].sub("", README)
+    assert BENCH["BLOCK"].sub("", page) == BENCH["BLOCK"].sub("", PAGE)
     assert BENCH["place"](page, []).count("run `make bench`") == 1
 
 
-def test_the_table_of_the_readme_is_that_of_the_last_run() -> None:
-    assert BENCH["place"](README, json.loads(BENCH["RESULTS"].read_text("utf-8"))) == README
+def test_the_pages_show_the_last_run() -> None:
+    results = json.loads(BENCH["RESULTS"].read_text("utf-8"))
+    assert BENCH["place"](PAGE, results) == PAGE
+    assert BENCH["place_five"](README, results) == README
+    assert BENCH["pick"](results).count("\n") == 2 + len(BENCH["PICKED"])
 
 
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="bench"):
         BENCH["place"]("no markers", RESULTS)
+    with pytest.raises(ValueError, match="numbers"):
+        BENCH["place_five"]("no markers", RESULTS)
 
 
 def test_no_number_of_the_bench_stands_outside_its_block() -> None:
-    outside = BENCH["BLOCK"].sub("", README)
-    assert re.findall(r"\d[\d,.]* (?:ev/s|events/s|ms)\b", outside) == []
+    for outside in (BENCH["FIVE"].sub("", README), BENCH["BLOCK"].sub("", PAGE)):
+        assert re.findall(r"\d[\d,.]* (?:ev/s|events/s|ms)\b", outside) == []
 
 
 def test_the_extras_are_those_of_the_package() -> None:

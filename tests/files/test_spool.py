@@ -455,3 +455,17 @@ def test_spool_sees_no_file_of_a_dead_publisher(queue: Path) -> None:
     assert Spool(str(queue)).pending() == []
     assert Spool(str(queue)).status().pending == 0
     assert Spool(str(queue)).ack_all() == 0
+
+
+def test_a_link_or_a_fifo_in_the_spool_is_no_event(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path / "spool"), create=True)
+    name = spool.publish("a", "t", "normal", "text")
+    place = tmp_path / "spool" / name
+    place.rename(tmp_path / "secret")
+    place.symlink_to(tmp_path / "secret")
+    with pytest.raises(NotFound):
+        spool.read(name)
+    place.unlink()
+    os.mkfifo(place)
+    with pytest.raises(NotFound):
+        spool.read(name)

@@ -1,4 +1,4 @@
-"""``trunkline bridge``: carry events between a spool, an NDJSON file and a bus folder."""
+"""``trunkline bridge``: carry events between a spool, an NDJSON file and any bus."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 import json
 from typing import Any
 
-from trunkline.bridge import Carried, follow, open_bridge
 from trunkline.cli import OK
 from trunkline.cli.render import amount
-from trunkline.topics import check_pattern
+from trunkline.names import check_pattern
+from trunkline.patterns.bridge import Carried, follow, open_bridge
 
 
 def register(commands: argparse._SubParsersAction[Any]) -> None:
-    about = "carry events from one place to another: spool:DIR, ndjson:FILE or file:DIR"
+    about = "carry events from one place to another: spool:DIR, ndjson:FILE, or a bus"
     parser = commands.add_parser("bridge", help=about, description=about, allow_abbrev=False)
     parser.add_argument("source", metavar="SRC")
     parser.add_argument("sink", metavar="DST")
@@ -21,6 +21,10 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--follow", action="store_true", help="stay, and carry what comes")
     parser.add_argument("--ack", action="store_true", help="acknowledge what came from a spool")
     parser.add_argument("--skip-invalid", action="store_true", help="pass over what does not fit")
+    for side in ("source", "sink"):
+        parser.add_argument(
+            f"--{side}-token", metavar="TOKEN", help=f"the token for the broker of the {side}"
+        )
     # Without defaults: typed before the verb they are not undone here. It has no --url: SRC and DST
     # are the places.
     for flags in (("--json",), ("-q", "--quiet"), ("--no-color",)):
@@ -30,8 +34,15 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     topics = [check_pattern(name.strip()) for name in args.topics.split(",") if name.strip()]
+    source, source_token = _place(args.source, args.source_token)
+    sink, sink_token = _place(args.sink, args.sink_token)
     with open_bridge(
-        args.source, args.sink, topics, ack=args.ack, skip_invalid=args.skip_invalid
+        source,
+        sink,
+        topics,
+        ack=args.ack,
+        skip_invalid=args.skip_invalid,
+        tokens=(source_token, sink_token),
     ) as bridge:
         if not args.follow:
             _show(args, bridge.run())
@@ -39,6 +50,19 @@ def run(args: argparse.Namespace) -> int:
         for counts in follow(bridge):
             _show(args, counts)
     return OK
+
+
+def _place(text: str, token: str | None) -> tuple[str, str | None]:
+    """A place and its token; ``context:NAME`` is that of a context."""
+    scheme, _, name = text.partition(":")
+    if scheme != "context":
+        return text, token
+    from trunkline.cli.context import find, read_token
+
+    found = find(name)
+    if token is None and found.token_file is not None:
+        token = read_token(found.token_file)
+    return found.url, token
 
 
 def _show(args: argparse.Namespace, counts: Carried) -> None:

@@ -27,16 +27,17 @@ from typing import IO, Any, NamedTuple, Protocol
 from msgspec.structs import replace
 
 from trunkline.cli import ERROR, OK, Commands, leaf
+from trunkline.cli.arguments import bus_path, open_folder
 from trunkline.cli.folder import verify_topics
-from trunkline.cli.places import bus_path, open_folder
-from trunkline.cli.render import Output, Progress, amount, progress, size
-from trunkline.dead import keeps_books
+from trunkline.cli.render import Printer, Progress, amount, progress, size
+from trunkline.delivery.deadletters import keeps_books
 from trunkline.errors import Conflict, InvalidOption, NoBus, StorageError
+from trunkline.folder import Folder
+from trunkline.folder.group_file import GroupFile
 from trunkline.log import atomic, layout
 from trunkline.log import head as heads
-from trunkline.log.folder import Folder, GroupKey
-from trunkline.log.journal import GroupFile
 from trunkline.log.segment import Entry, Segment, index_frames, index_line
+from trunkline.names import GroupKey
 from trunkline.options import StoreOptions
 
 _CHUNK = 1024 * 1024
@@ -44,7 +45,10 @@ _ARCHIVE = (".tar.gz", ".tgz")
 _OTHER_ARCHIVES = (".tar", ".gz", ".zip", ".zst", ".xz", ".bz2", ".7z")
 _NAME = re.compile(
     r"(?:bus|topics)\.json|(?:wal|dlq|offsets|quarantine)/[A-Za-z0-9_~-][A-Za-z0-9_.~-]{0,254}"
+    r"|tlog/(?:offsets|partitions)|tlog/(?:wal|dlq)/[A-Za-z0-9_~-][A-Za-z0-9_.~-]{0,254}"
+    r"/(?:checkpoint|removed\.[0-9a-f]{16}|tile/\d{1,2}/(?:x\d{3}/){0,6}\d{3}(?:\.p/\d{1,3})?)"
 )
+_TREES = "tlog"  # what was signed: see guard/tree
 _FOLDERS = ("wal", "dlq", "offsets", "quarantine")
 _FILES_MAX = 1_000_000
 _RATIO_MAX = 200  # JSON lines compress 5 to 30 times, the same event over and over 100 times
@@ -126,7 +130,7 @@ def run_backup(args: argparse.Namespace) -> int:
         finally:
             _discard(temp)
     row = {"path": dest, "files": files, "bytes": count}
-    Output(args).row(row, f"copied {amount(files, 'file')}, {size(count)}, to {dest}")
+    Printer(args).row(row, f"copied {amount(files, 'file')}, {size(count)}, to {dest}")
     return OK
 
 
@@ -168,6 +172,7 @@ def _copy(folder: Folder, sink: Sink, step: Progress) -> tuple[int, int]:
         sink.put(name, file, length)
         files, count = files + 1, count + length
 
+    _copy_trees(folder, put)  # first: a checkpoint speaks of no more than the log that is copied
     # A redriven letter is given to its group, then closed: who copies the books first loses none.
     for key in sorted(folder.groups(), key=lambda key: (not keeps_books(key), key)):
         _copy_group(folder, key, put)
@@ -180,6 +185,27 @@ def _copy(folder: Folder, sink: Sink, step: Progress) -> tuple[int, int]:
         _copy_file(folder.path, f"quarantine/{name}", put)
     _copy_file(folder.path, "bus.json", put)
     return files, count
+
+
+def _copy_trees(folder: Folder, put: _Put) -> None:
+    """The signed offsets and list of partitions, and each tree as it is between two signatures."""
+    root = os.path.join(folder.path, _TREES)
+    for name in ("offsets", "partitions"):
+        _copy_file(folder.path, f"{_TREES}/{name}", put)
+    for where, _, names in sorted(os.walk(root)):
+        if "checkpoint" not in names or "lock" not in names:
+            continue
+        lock = os.path.join(where, "lock")
+        fd = atomic.open_file(lock, os.O_RDWR)
+        try:
+            atomic.lock(fd, folder.options.lock_timeout_s, lock, shared=True)
+            for inner, _, files in sorted(os.walk(where)):
+                for file in sorted(files):
+                    name = os.path.relpath(os.path.join(inner, file), folder.path)
+                    if _NAME.fullmatch(name):
+                        _copy_file(folder.path, name, put)
+        finally:
+            os.close(fd)
 
 
 class _Put(Protocol):
@@ -264,7 +290,7 @@ def _entries(segment: Segment, file: IO[bytes], length: int) -> list[Entry]:
     frames, and may by now be that of a newer file: it is made anew.
     """
     if segment.packed:
-        entries = index_frames(f"/dev/fd/{file.fileno()}")
+        entries = index_frames(segment.path, file.read(length))
         file.seek(0)
         return entries
     return [entry for entry in segment.entries() if entry.position < length]
@@ -286,7 +312,7 @@ def run_restore(args: argparse.Namespace) -> int:
         _check_unused(dest)
     atomic.make_dir(os.path.dirname(dest))
     temp = f"{dest}.{secrets.token_hex(4)}.tmp"
-    out = Output(args)
+    out = Printer(args)
     try:
         with progress(args, "restoring") as step:
             files, count = _unpack(source, temp, step)
@@ -376,6 +402,18 @@ def _walk(source: str) -> Iterator[_Opened]:
                 raise InvalidOption(f"not a plain file: {name}: nothing was restored")
             with os.fdopen(atomic.open_file(entry.path, os.O_RDONLY), "rb") as file:
                 yield _Opened(_checked(name), file, os.fstat(file.fileno()).st_size)
+    yield from _walk_trees(source)
+
+
+def _walk_trees(source: str) -> Iterator[_Opened]:
+    for where, _, names in sorted(os.walk(os.path.join(source, _TREES))):
+        for file in sorted(names):
+            path = os.path.join(where, file)
+            name = os.path.relpath(path, source)
+            if file == "lock" or file.endswith(".tmp"):
+                continue
+            with os.fdopen(atomic.open_file(path, os.O_RDONLY), "rb") as opened:
+                yield _Opened(_checked(name), opened, os.fstat(opened.fileno()).st_size)
 
 
 def _read_archive(source: str) -> Iterator[_Opened]:

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, closing
+from typing import TYPE_CHECKING, Any, cast
 
 from trunkline.cli import ERROR, OK, Commands, branch, leaf
-from trunkline.cli.places import at_least, bus_path, bus_url
-from trunkline.cli.render import Output, clean, confirm, record_row, to_json
-from trunkline.dead import Desk, Letter
+from trunkline.cli.arguments import at_least, bus_path, choose_bus
+from trunkline.cli.render import Printer, clean, confirm, record_row, to_json
+from trunkline.cli.still import StillStore, run_still
+from trunkline.delivery.deadletters import Desk, Letter
 from trunkline.errors import NotFound
 from trunkline.event import Record
 from trunkline.filters import to_filter
-from trunkline.group import Group
-from trunkline.store import GroupKey
-from trunkline.stores.file import FileStore
-from trunkline.topics import DEAD_SUFFIX, check_pattern, dead_topic, is_dead, is_pattern, matches
+from trunkline.folder import Folder
+from trunkline.names import (
+    DEAD_SUFFIX,
+    check_pattern,
+    dead_topic,
+    is_dead,
+    is_pattern,
+    matches,
+)
+from trunkline.options import StoreOptions
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from trunkline.bus import DeadLetters
+    from trunkline.store import Store
 
 _COLUMNS = ("letter", "topic", "partition", "offset", "group", "attempts", "reason", "error", "at")
 
@@ -74,31 +82,60 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--where", metavar="SQL", help="only events that meet this condition")
 
 
-class _Reading(FileStore):
-    """Looks at groups, and leaves them as they are."""
+def _run(
+    args: argparse.Namespace, job: Callable[[], Coroutine[Any, Any, int]], *, reading: bool
+) -> int:
+    """Run a command; one that only looks at a folder needs no event loop."""
+    if reading and choose_bus(args).is_folder:
+        return run_still(job())
+    import asyncio
 
-    async def update(self, key: GroupKey, step: Callable[[Group], T] | None) -> T:
-        assert step is not None
-        return self.folder.look(key, step)
+    return asyncio.run(job())
+
+
+@asynccontextmanager
+async def _open(
+    args: argparse.Namespace, *, reading: bool
+) -> AsyncIterator[tuple[set[str], Callable[[str], DeadLetters]]]:
+    """The topics of the bus, and its desks."""
+    chosen = choose_bus(args)
+    if not chosen.is_folder:
+        from trunkline.cli.far import open_bus
+
+        async with open_bus(chosen.url, chosen.token, create=False) as bus:
+            yield set(await bus.topics()), bus.dead_letters
+        return
+    path, network = bus_path(chosen.url), args.allow_network
+    if reading:
+        folder = Folder(path, StoreOptions(create=False, allow_network=network))
+        with closing(folder):
+            still = cast("Store", StillStore(folder))
+            yield set(folder.topics()), lambda topic: Desk(still, dead_topic(topic), folder.clock)
+        return
+    from trunkline.store.file import FileStore
+
+    store = FileStore(path, create=False, allow_network=network)
+    try:
+        yield (
+            set(await store.topics()),
+            lambda topic: Desk(store, dead_topic(topic), store.folder.clock),
+        )
+    finally:
+        await store.close()
 
 
 @asynccontextmanager
 async def _desks(
     args: argparse.Namespace, topic: str | None, *, reading: bool = True
-) -> AsyncIterator[list[Desk]]:
+) -> AsyncIterator[list[DeadLetters]]:
     """A desk for each topic that has dead letters and is asked for."""
-    kind = _Reading if reading else FileStore
-    store = kind(bus_path(bus_url(args)), create=False, allow_network=args.allow_network)
-    try:
-        topics = await store.topics()
+    async with _open(args, reading=reading) as (topics, desk):
         wanted = None if topic is None else check_pattern(topic.removesuffix(DEAD_SUFFIX))
         letters = sorted(name.removesuffix(DEAD_SUFFIX) for name in topics if is_dead(name))
         picked = [name for name in letters if wanted is None or matches(wanted, name)]
         if not picked and wanted is not None and not is_pattern(wanted) and wanted not in topics:
             raise NotFound(f"there is no topic {wanted}", hint="trunkline dlq ls")
-        yield [Desk(store, dead_topic(name), store.folder.clock) for name in picked]
-    finally:
-        await store.close()
+        yield [desk(name) for name in picked]
 
 
 def _row(letter: Letter) -> dict[str, Any]:
@@ -114,6 +151,7 @@ def _row(letter: Letter) -> dict[str, Any]:
         "at": letter.at,
         "redrives": letter.redrives,
         "open": letter.open,
+        "dropped": letter.dropped,
     }
 
 
@@ -127,10 +165,10 @@ def run_ls(args: argparse.Namespace) -> int:
                     if wanted is None or wanted(letter.event):
                         rows.append(_row(letter))  # noqa: PERF401 -- reads better
         columns = (*_COLUMNS, "open") if args.closed else _COLUMNS
-        Output(args).table(rows, columns, "there are no dead letters")
+        Printer(args).table(rows, columns, "there are no dead letters", optional=("partition",))
         return OK
 
-    return asyncio.run(run())
+    return _run(args, run, reading=True)
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -139,7 +177,7 @@ def run_show(args: argparse.Namespace) -> int:
             letter = await _one(desks, args).letter(args.letter)
         event = record_row(Record(letter.event, 0, letter.offset))
         row = _row(letter) | {"event": event}
-        out = Output(args)
+        out = Printer(args)
         if out.json:
             out.row(row, "")
             return OK
@@ -148,10 +186,10 @@ def run_show(args: argparse.Namespace) -> int:
             out.say(f"{name:<10} {clean(text)}")
         return OK
 
-    return asyncio.run(run())
+    return _run(args, run, reading=True)
 
 
-def _one(desks: list[Desk], args: argparse.Namespace) -> Desk:
+def _one(desks: list[DeadLetters], args: argparse.Namespace) -> DeadLetters:
     if len(desks) != 1:
         several = "is more than one topic, and each counts its own letters"
         why = several if desks else "has no dead letters"
@@ -161,7 +199,7 @@ def _one(desks: list[Desk], args: argparse.Namespace) -> Desk:
 
 def run_redrive(args: argparse.Namespace) -> int:
     async def run() -> int:
-        out = Output(args)
+        out = Printer(args)
         options: dict[str, Any] = {}
         if args.max_redrives is not None:
             options["max_redrives"] = args.max_redrives
@@ -186,12 +224,12 @@ def run_redrive(args: argparse.Namespace) -> int:
         out.say(_sum(args, done - refused, refused, "redriven"))
         return ERROR if refused else OK
 
-    return asyncio.run(run())
+    return _run(args, run, reading=args.dry_run)
 
 
 def run_drop(args: argparse.Namespace) -> int:
     async def run() -> int:
-        out = Output(args)
+        out = Printer(args)
         done = 0
         async with _desks(args, args.topic, reading=args.dry_run) as desks:
             which = " ".join(map(str, args.letters)) or "all open letters"
@@ -213,7 +251,7 @@ def run_drop(args: argparse.Namespace) -> int:
         out.say(_sum(args, done, 0, "dropped"))
         return OK
 
-    return asyncio.run(run())
+    return _run(args, run, reading=args.dry_run)
 
 
 def _said(letter: Letter, refused: str, what: str, args: argparse.Namespace) -> str:

@@ -11,23 +11,27 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from trunkline.cli import ERROR, OK, Commands, leaf
+from trunkline.cli.arguments import URL, at_least, bus_path, bus_url, open_folder
 from trunkline.cli.folder import is_wrong, verify_topics
 from trunkline.cli.groups import group_row
-from trunkline.cli.places import URL, at_least, bus_path, bus_url, open_folder
-from trunkline.cli.render import Output, amount, progress, size
-from trunkline.dead import DESK, keeps_books
+from trunkline.cli.render import Printer, amount, progress, size
+from trunkline.delivery.deadletters import DESK, is_hidden
 from trunkline.errors import Corrupt, NoBus, StorageError, TrunklineError
 from trunkline.files import ndjson
+from trunkline.folder import Folder
+from trunkline.folder.repair import salvage
 from trunkline.log import atomic
-from trunkline.log.folder import Folder, GroupKey
-from trunkline.log.salvage import salvage
 from trunkline.log.segment import Segment
+from trunkline.names import DEAD_SUFFIX, GroupKey, is_dead
 from trunkline.options import TopicOptions
-from trunkline.topics import DEAD_SUFFIX, is_dead
 
 _LAG = 10_000
 _CHUNK = 1024 * 1024
 _FREE_SHARE = 0.05
+_LOST_OPTIONS = (
+    "restore it from a backup; or move it away and set the options again by trunkline topic edit: "
+    "the records are not touched"
+)
 _GONE = "put it back from a backup, or go on without it: trunkline doctor --salvage"
 _EXTRAS = (
     ("rich", "cli", "tables are plain text and there are no progress bars"),
@@ -36,12 +40,15 @@ _EXTRAS = (
 
 
 class Diagnosis(NamedTuple):
-    """``level`` is error, warning or note; ``remedy`` what to do about it."""
+    """``level`` is error, warning or note; ``remedy`` what to do about it; ``code`` is for
+    programs, and does not change with the words.
+    """
 
     level: str
     where: str
     problem: str
     remedy: str = ""
+    code: str = "other"
 
 
 def register(commands: Commands[Any]) -> None:
@@ -53,10 +60,26 @@ def register(commands: Commands[Any]) -> None:
     doctor.add_argument(
         "--lag", type=at_least(0), default=_LAG, metavar="N", help="speak of groups so far behind"
     )
+    doctor.add_argument(
+        "--letters", type=at_least(1), default=1, metavar="N", help="speak of so many dead letters"
+    )
+    doctor.add_argument(
+        "--free",
+        type=at_least(0),
+        default=round(_FREE_SHARE * 100),
+        metavar="PERCENT",
+        help="speak of a device with less room",
+    )
+    doctor.add_argument(
+        "--fail-on",
+        choices=("error", "warning"),
+        default="error",
+        help="exit with 1 for these, and worse (error)",
+    )
 
 
 def run_doctor(args: argparse.Namespace) -> int:
-    out = Output(args)
+    out = Printer(args)
     found: list[Diagnosis] = []
     try:
         opened = _open(args, found)
@@ -65,14 +88,14 @@ def run_doctor(args: argparse.Namespace) -> int:
         found += _adoption() if bus_url(args) == URL else ()
         if not found:
             raise
-        return _tell(out, found)
+        return _tell(out, found, args.fail_on)
     unread: list[str] = []
     with closing(opened) as folder:
-        found += _storage(folder)
+        found += _storage(folder, args.free / 100)
         try:
             topics = folder.topics()
         except TrunklineError as error:
-            found.append(Diagnosis("error", "topics.json", str(error), "correct it by hand"))
+            found.append(Diagnosis("error", "topics.json", str(error), _LOST_OPTIONS))
             topics = {}
         if args.salvage:
             mended = list(_salvage(folder, topics))
@@ -96,14 +119,14 @@ def run_doctor(args: argparse.Namespace) -> int:
                     for finding in verify_topics(folder, counts, step)
                 ]
         found += _groups(folder, args.lag)
-        found += _letters(folder, topics)
+        found += _letters(folder, topics, args.letters)
         found += _members(folder)
         found += _extras(topics)
         found += _adoption()
-    return _tell(out, found, len(unread))
+    return _tell(out, found, args.fail_on, len(unread))
 
 
-def _tell(out: Output, found: list[Diagnosis], unread: int = 0) -> int:
+def _tell(out: Printer, found: list[Diagnosis], fail_on: str, unread: int = 0) -> int:
     order = ("error", "warning", "note")
     found.sort(key=lambda diagnosis: order.index(diagnosis.level))
     rows = [diagnosis._asdict() for diagnosis in dict.fromkeys(found)]
@@ -116,7 +139,8 @@ def _tell(out: Output, found: list[Diagnosis], unread: int = 0) -> int:
             f"finished files of which only the seals were looked at: {unread} "
             "(trunkline verify checks every byte)"
         )
-    return ERROR if any(diagnosis.level == "error" for diagnosis in found) else OK
+    failing = order[: order.index(fail_on) + 1]
+    return ERROR if any(diagnosis.level in failing for diagnosis in found) else OK
 
 
 def _open(args: argparse.Namespace, found: list[Diagnosis]) -> Folder:
@@ -130,7 +154,7 @@ def _open(args: argparse.Namespace, found: list[Diagnosis]) -> Folder:
     return open_folder(args)
 
 
-def _storage(folder: Folder) -> Iterator[Diagnosis]:
+def _storage(folder: Folder, free_share: float) -> Iterator[Diagnosis]:
     space = os.statvfs(folder.path)
     free, whole = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     reserve = os.path.join(folder.path, "reserve")
@@ -141,13 +165,15 @@ def _storage(folder: Folder) -> Iterator[Diagnosis]:
             folder.path,
             f"the device is full: {size(free)} are left and the reserve is used up",
             "free some space, or trunkline topic purge; publishing then goes on by itself",
+            "storage_full",
         )
-    elif free < _FREE_SHARE * whole:
+    elif free < free_share * whole:
         yield Diagnosis(
             "warning",
             folder.path,
             f"only {size(free)} of {size(whole)} are free",
             "free some space",
+            "storage_low",
         )
     mode = os.stat(folder.path).st_mode & 0o077
     if mode:
@@ -196,6 +222,7 @@ def _partition(
                     name,
                     "damaged, and set aside: its records cannot be read",
                     "trunkline doctor --salvage",
+                    "damaged",
                 )
             elif segment.number < head.segment and seal is None:
                 yield Diagnosis(
@@ -209,7 +236,7 @@ def _partition(
                     "error",
                     name,
                     f"it ends at byte {segment.size()}, and was written up to {head.end}",
-                    "publish something: the log then looks for its true end",
+                    "the next publish to this topic goes on behind the last whole record",
                 )
             elif segment.number == head.segment and _sum(segment, head.end) != head.sum:
                 yield Diagnosis(
@@ -217,6 +244,7 @@ def _partition(
                     name,
                     f"it is damaged (trunkline verify {topic} says where)",
                     "trunkline doctor --salvage",
+                    "damaged",
                 )
         if head.end == 0 and expected is not None and expected < head.next:
             yield _lost(f"{topic}/{partition}", expected, head.next)
@@ -231,7 +259,7 @@ def _partition(
 
 def _lost(where: str, first: int, following: int) -> Diagnosis:
     problem = f"{_spans([(first, following - 1)])} missing: a file is gone"
-    return Diagnosis("error", where, problem, _GONE)
+    return Diagnosis("error", where, problem, _GONE, "records_lost")
 
 
 def _sum(segment: Segment, end: int) -> int:
@@ -271,7 +299,7 @@ def _spans(ranges: list[tuple[int, int]]) -> str:
 
 def _groups(folder: Folder, lag: int) -> Iterator[Diagnosis]:
     for key in folder.groups():
-        if keeps_books(key):
+        if is_hidden(key):
             continue
         place = f"{key.topic}/{key.partition} {key.group}"
         seek = f"trunkline group seek {key.topic} {key.group} --to"
@@ -289,12 +317,15 @@ def _groups(folder: Folder, lag: int) -> Iterator[Diagnosis]:
             yield Diagnosis("error", place, problem, f"{seek} end")
         if row["paused"]:
             remedy = f"trunkline group resume {key.topic} {key.group}"
-            yield Diagnosis("warning", place, f"it is paused, {row['lag']} behind", remedy)
+            said = f"it is paused, {row['lag']} behind"
+            yield Diagnosis("warning", place, said, remedy, "group_paused")
         elif row["lag"] >= max(1, lag):
             how = "nobody works on it" if not row["members"] else "its members are slower"
-            yield Diagnosis(
-                "warning", place, f"it is {row['lag']} behind: {how}", "start more members"
-            )
+            said = f"it is {row['lag']} behind: {how}"
+            yield Diagnosis("warning", place, said, "start more members", "group_lag")
+        if row["scheduled"]:
+            said = f"{row['scheduled']} records are not due, the first at {row['next_due']}"
+            yield Diagnosis("note", place, said, f"trunkline group info {key.topic} {key.group}")
 
 
 def _unread(place: str, error: StorageError) -> Diagnosis:
@@ -303,7 +334,7 @@ def _unread(place: str, error: StorageError) -> Diagnosis:
     return Diagnosis("note", place, f"not looked at: {error.message}", error.hint)
 
 
-def _letters(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagnosis]:
+def _letters(folder: Folder, topics: dict[str, TopicOptions], most: int) -> Iterator[Diagnosis]:
     for name in filter(is_dead, sorted(topics)):
         first, end = folder.bounds(name, 0)
         key = GroupKey(name, 0, DESK)
@@ -316,13 +347,14 @@ def _letters(folder: Folder, topics: dict[str, TopicOptions]) -> Iterator[Diagno
         except StorageError as error:
             yield _unread(name, error)
             continue
-        if count:
+        if count >= most:
             topic = name.removesuffix(DEAD_SUFFIX)
             yield Diagnosis(
                 "warning",
                 topic,
                 f"open: about {amount(count, 'dead letter')}",
                 f"trunkline dlq ls {topic}",
+                "letters_open",
             )
 
 

@@ -20,7 +20,7 @@ from typing import (
 
 import msgspec
 
-from trunkline.cli.places import duration
+from trunkline.cli.arguments import duration
 from trunkline.cli.render import cell
 from trunkline.errors import InvalidOption
 from trunkline.options import GroupOptions, Options, TopicOptions, make
@@ -51,6 +51,7 @@ MEANING: dict[type[Options], dict[str, str]] = {
         "ordering": "records of one key, or of a partition, one after the other; or none",
         "aging_s": "what waits gains a step of priority in so long",
         "lookahead": "choose among so many records",
+        "where": "handle only records that meet this condition",
     },
 }
 _SIZE = re.compile(r"(\d+)\s*(?:([KMG])(?:iB|B)?)?", re.IGNORECASE)
@@ -73,7 +74,8 @@ def _kind(hint: Any) -> _Kind:
     optional = False
     if get_origin(hint) in (Union, UnionType):
         optional = NoneType in get_args(hint)
-        hint = next(part for part in get_args(hint) if part is not NoneType)
+        none = (NoneType, msgspec.UnsetType)
+        hint = next(part for part in get_args(hint) if part not in none)
     bounds = ""
     if get_origin(hint) is Annotated:
         hint, *notes = get_args(hint)
@@ -100,7 +102,8 @@ def add_option_flags(
     for field in msgspec.structs.fields(cls):
         kind = _kind(hints[field.name])
         flag = f"--{field.name.replace('_', '-')}"
-        about = f"{MEANING[cls][field.name]}{kind.bounds} (default: {cell(field.default)})"
+        default = None if field.default is msgspec.UNSET else field.default
+        about = f"{MEANING[cls][field.name]}{kind.bounds} (default: {cell(default)})"
         if kind.type is bool:
             group.add_argument(
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=about
@@ -112,13 +115,21 @@ def add_option_flags(
                 flag,
                 type=_reader(field.name, kind),
                 default=argparse.SUPPRESS,
-                metavar="S" if field.name.endswith("_s") else "N",
+                metavar=_metavar(field.name, kind),
                 help=about,
             )
 
 
+def _metavar(name: str, kind: _Kind) -> str:
+    if name.endswith("_s"):
+        return "S"
+    return "TEXT" if kind.type is str else "N"
+
+
 def _reader(name: str, kind: _Kind) -> Callable[[str], Any]:
     def read(text: str) -> Any:
+        if kind.type is str:
+            return text
         if kind.optional and text == "none":
             return None
         if name.endswith("_s"):
@@ -127,7 +138,10 @@ def _reader(name: str, kind: _Kind) -> Callable[[str], Any]:
             return float(text)
         found = _SIZE.fullmatch(text)
         if found is None or (found[2] and not name.endswith("_bytes")):
-            raise argparse.ArgumentTypeError(f"not a number: {text!r}")
+            if text[:1] == "-" and text[1:].isdigit():
+                raise argparse.ArgumentTypeError(f"{text} is below 0")
+            forms = "bytes, or 64KiB, 10MiB, 2GiB" if name.endswith("_bytes") else "a whole number"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {forms}")
         return int(found[1]) * _SCALE.get((found[2] or "").upper(), 1)
 
     return read

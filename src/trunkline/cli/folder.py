@@ -5,20 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import shutil
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 from trunkline.cli import ERROR, OK, Commands, leaf
-from trunkline.cli.places import bus_path, bus_url, duration, open_folder, pick_topics
-from trunkline.cli.render import Output, Progress, amount, progress
-from trunkline.errors import Corrupt, LockTimeout, StorageError, TrunklineError, UnsupportedFormat
-from trunkline.log import atomic, upkeep
-from trunkline.log.folder import Folder
-from trunkline.log.upkeep import Finding
+from trunkline.cli.arguments import bus_path, bus_url, duration, open_folder, pick_topics
+from trunkline.cli.render import Printer, Progress, amount, progress
+from trunkline.errors import (
+    Corrupt,
+    InvalidOption,
+    LockTimeout,
+    StorageError,
+    TrunklineError,
+    UnsupportedFormat,
+)
+from trunkline.folder import Folder, upkeep
+from trunkline.folder.upkeep import Finding
+from trunkline.log import atomic
 
 _EVENT_BYTES = 400
 
@@ -30,6 +35,10 @@ def register(commands: Commands[Any]) -> None:
     verify.add_argument(
         "topics", metavar="TOPIC", nargs="*", help="only these, * and > allowed (all)"
     )
+    verify.add_argument("--public-key", metavar="KEY", help="check what 'trunkline seal' signed")
+    verify.add_argument(
+        "--against", metavar="OLD", help="checkpoints that were kept elsewhere: a file or a folder"
+    )
 
     bench = leaf(commands, "bench", run_bench, "measure this machine, where the bus is")
     bench.add_argument("--seconds", type=duration, default=1.0, help="for each of three rounds")
@@ -40,7 +49,7 @@ def run_init(args: argparse.Namespace) -> int:
     there = os.path.exists(os.path.join(path, "bus.json"))
     with closing(open_folder(args, create=True)) as folder:
         row = {"path": path, "id": folder.id, "created": not there}
-        Output(args).row(row, f"{'there is a bus at' if there else 'made a bus at'} {path}")
+        Printer(args).row(row, f"{'there is a bus at' if there else 'made a bus at'} {path}")
     return OK
 
 
@@ -56,10 +65,11 @@ def run_verify(args: argparse.Namespace) -> int:
             topics = {name: options.partitions for name, options in folder.topics().items()}
         with progress(args, "verifying") as step:
             found = list(verify_topics(folder, topics, step))
+            found += _verify_signed(args, folder, list(topics) if args.topics else None)
         severe = any(finding.severe for finding in found)
         logs = [(t, n) for t, count in topics.items() for n in range(count) if not severe]
         records = sum(folder.reader(*log).count() for log in logs)
-    out = Output(args)
+    out = Printer(args)
     rows = [finding._asdict() for finding in found]
     if found:
         out.table(rows, ("path", "position", "problem", "severe"))
@@ -67,6 +77,25 @@ def run_verify(args: argparse.Namespace) -> int:
         row = {"ok": True, "topics": len(topics), "records": records}
         out.row(row, f"{amount(len(topics), 'topic')}, {amount(records, 'record')}: no damage")
     return ERROR if severe else OK
+
+
+def _verify_signed(
+    args: argparse.Namespace, folder: Folder, topics: list[str] | None
+) -> list[Finding]:
+    """What is not as it was signed, where a public key is given."""
+    if args.public_key is None:
+        if args.against is not None:
+            raise InvalidOption("--against needs --public-key", name="against")
+        return []
+    from trunkline.crypto.note import Verifier, read_key
+    from trunkline.guard.notary import read_checkpoints, verify_folder, verify_notes
+
+    verifier = Verifier(read_key(args.public_key))
+    against = read_checkpoints(args.against, verifier) if args.against else []
+    found = list(verify_folder(folder, verifier, topics, against))
+    if args.against and topics is None:
+        found += verify_notes(folder, args.against, verifier)
+    return [Finding(f"{one.topic}/{one.partition}", one.offset, one.problem) for one in found]
 
 
 def verify_topics(
@@ -129,12 +158,16 @@ def run_bench(args: argparse.Namespace) -> int:
         rows = [_bench_sync(place, args.seconds)]
         rows += asyncio.run(_bench_publish(place, args.seconds))
     finally:
+        import shutil
+
         shutil.rmtree(place, ignore_errors=True)
-    Output(args).table(rows, ("name", "events_per_s", "p50_ms", "p95_ms"))
+    Printer(args).table(rows, ("name", "events_per_s", "p50_ms", "p95_ms"))
     return OK
 
 
 def _row(name: str, count: int, seconds: float, took: list[float]) -> dict[str, Any]:
+    import statistics
+
     cuts = statistics.quantiles(took, n=20) if len(took) > 1 else took * 19
     return {
         "name": name,
@@ -162,7 +195,7 @@ def _bench_sync(place: str, seconds: float) -> dict[str, Any]:
 async def _bench_publish(place: str, seconds: float) -> list[dict[str, Any]]:
     import asyncio
 
-    from trunkline.buses import connect
+    from trunkline.bus.connect import connect
 
     payload = {"text": "x" * (_EVENT_BYTES - 150)}
     rows = []

@@ -6,23 +6,41 @@ import argparse
 import os
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from trunkline.cli import ERROR, OK, Commands, branch, leaf
+from trunkline.cli.arguments import (
+    Point,
+    at_least,
+    duration,
+    open_log,
+    parse_point,
+    pick_topics,
+    refuse,
+    rest,
+)
 from trunkline.cli.flags import add_option_flags, edited
-from trunkline.cli.places import at_least, open_folder, parse_point, pick_topics
-from trunkline.cli.render import Output, cell, confirm
-from trunkline.dead import keeps_books
+from trunkline.cli.render import Printer, cell, clear_screen, confirm
+from trunkline.delivery.deadletters import is_hidden
 from trunkline.errors import Corrupt, InvalidOption, NotFound, StorageError
+from trunkline.folder import Folder
 from trunkline.group import Group
 from trunkline.log import atomic, layout
-from trunkline.log.folder import Folder, GroupKey
+from trunkline.names import GroupKey, check_group, check_pattern, is_pattern, matches
 from trunkline.options import GroupOptions, differences
-from trunkline.topics import check_group, check_pattern, is_pattern, matches
 
-_COLUMNS = ("topic", "partition", "group", "floor", "lag", "leases", "waiting", "paused", "members")
+if TYPE_CHECKING:
+    from trunkline.bus import GroupInfo, Start
+    from trunkline.cli.far import FarLog, StoreLog
+
+OPTIONAL = ("partition", "scheduled", "next_due", "leases", "waiting", "paused", "members")
+_COLUMNS = (
+    *("topic", "partition", "group", "floor", "lag", "scheduled", "next_due"),
+    *("leases", "waiting", "paused", "members"),
+)
 
 
 def register(commands: Commands[Any]) -> None:
@@ -32,6 +50,19 @@ def register(commands: Commands[Any]) -> None:
     ls.add_argument("topic", metavar="TOPIC", nargs="?", help="only of these: orders, orders.*")
     ls.add_argument("--group", help="only this one")
     ls.add_argument("--all", action="store_true", help="with those that keep the books of dlq")
+
+    ls.add_argument(
+        "--watch",
+        nargs="?",
+        type=duration,
+        const=2.0,
+        metavar="S",
+        help="show it again every 2 seconds, or so many, until Ctrl-C",
+    )
+
+    lag = leaf(below, "lag", run_lag, "print how many records a group has yet to do")
+    lag.add_argument("topic", metavar="TOPIC", help="a topic, or a pattern with * and >")
+    lag.add_argument("group", metavar="GROUP")
 
     for name, run, about in (
         ("info", run_info, "show a group: policy, leases, what waits"),
@@ -59,18 +90,21 @@ def register(commands: Commands[Any]) -> None:
             parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
-def group_row(folder: Folder, key: GroupKey) -> dict[str, Any]:
+def group_row(folder: Folder | StoreLog, key: GroupKey) -> dict[str, Any]:
     """Where a group stands. ``members`` are those that hold records and are alive."""
     first, end = folder.bounds(key.topic, key.partition)
-    now = folder.clock.monotonic()
+    now, wall = folder.clock.monotonic(), folder.clock.now().timestamp()
 
     def look(group: Group) -> dict[str, Any]:
+        ahead = group.outlook(wall)
         return {
             "topic": key.topic,
             "partition": key.partition,
             "group": key.group,
             "floor": group.floor,
-            "lag": group.lag(end, first),
+            "lag": group.lag(end, first, wall=wall),
+            "scheduled": ahead.scheduled,
+            "next_due": None if ahead.next_due is None else _moment(ahead.next_due),
             "leases": len(group.leases),
             "waiting": sum(at > now for at in group.waiting.values()),
             "paused": group.paused,
@@ -80,35 +114,121 @@ def group_row(folder: Folder, key: GroupKey) -> dict[str, Any]:
     return folder.look(key, look)
 
 
+def info_row(info: GroupInfo) -> dict[str, Any]:
+    """The same, as a bus tells it."""
+    return {
+        "topic": info.topic,
+        "partition": info.partition,
+        "group": info.group,
+        "floor": info.floor,
+        "lag": info.lag,
+        "scheduled": info.scheduled,
+        "next_due": None if info.next_due is None else _moment(info.next_due),
+        "leases": info.leases,
+        "waiting": info.waiting,
+        "paused": info.paused,
+        "members": info.members,
+    }
+
+
+def far_groups(log: FarLog, topic: str | None, group: str | None = None) -> list[GroupInfo]:
+    """The groups of a bus whose ledgers are out of reach."""
+    found = log.call(log.bus.groups(topic, group))
+    return sorted(found, key=lambda one: (one.topic, one.partition, one.group))
+
+
+def ledgers_of(log: Folder | FarLog) -> Folder | StoreLog | None:
+    """The bus, if its groups can be looked at by offset."""
+    if isinstance(log, Folder):
+        return log
+    from trunkline.cli.far import StoreLog
+
+    return log if isinstance(log, StoreLog) else None
+
+
+def _moment(wall: float) -> str:
+    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds")
+
+
 def run_ls(args: argparse.Namespace) -> int:
-    out = Output(args)
+    out = Printer(args)
     if args.topic is not None:
         check_pattern(args.topic)
     if args.group is not None:
         check_group(args.group)
     code = OK
-    with closing(open_folder(args)) as folder:
-        rows = []
+    with closing(open_log(args)) as log:
         if args.topic is not None and not is_pattern(args.topic):
-            pick_topics(folder, args.topic)  # a topic that is not there has not merely no groups
-        for key in folder.groups():
-            if args.topic is not None and not matches(args.topic, key.topic):
-                continue
-            if args.group not in (None, key.group):
-                continue
-            if keeps_books(key) and not (args.all or args.group):
-                continue
-            try:
-                rows.append(group_row(folder, key))
-            except StorageError as error:
-                out.note(str(error))
-                code = ERROR
+            pick_topics(log, args.topic)  # a topic that is not there has not merely no groups
+        rows, code = _rows(log, args, out)
         if rows or code == OK:
-            out.table(rows, ("group",) if args.quiet else _COLUMNS, "there are no groups")
+            _show(out, args, rows)
+        while args.watch is not None:
+            rest(log, args.watch)
+            rows, code = _rows(log, args, out)
+            if not out.json:
+                clear_screen()
+            _show(out, args, rows)
     return code
 
 
-def _picked(folder: Folder, args: argparse.Namespace) -> list[GroupKey]:
+def _show(out: Printer, args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    columns = ("group",) if args.quiet else _COLUMNS
+    out.table(rows, columns, "there are no groups", optional=OPTIONAL)
+
+
+def _rows(
+    log: Folder | FarLog, args: argparse.Namespace, out: Printer
+) -> tuple[list[dict[str, Any]], int]:
+    """The groups that were asked for; what cannot be read is told, and is an error."""
+    folder = ledgers_of(log)
+    if folder is None:
+        assert not isinstance(log, Folder)
+        return [info_row(one) for one in far_groups(log, args.topic, args.group)], OK
+    rows, code = [], OK
+    for key in folder.groups():
+        if args.topic is not None and not matches(args.topic, key.topic):
+            continue
+        if args.group not in (None, key.group):
+            continue
+        if is_hidden(key) and not (args.all or args.group):
+            continue
+        try:
+            rows.append(group_row(folder, key))
+        except StorageError as error:
+            out.note(str(error))
+            code = ERROR
+    return rows, code
+
+
+def run_lag(args: argparse.Namespace) -> int:
+    with closing(open_log(args)) as log:
+        folder = ledgers_of(log)
+        if folder is None:
+            assert not isinstance(log, Folder)
+            lag = sum(one.lag for one in _picked_far(log, args))
+        else:
+            args.partition = None
+            lag = sum(group_row(folder, key)["lag"] for key in _picked(folder, args))
+    row = {"topic": args.topic, "group": args.group, "lag": lag}
+    if args.json:
+        Printer(args).row(row, "")
+    else:
+        print(lag)
+    return OK
+
+
+def _picked_far(log: FarLog, args: argparse.Namespace) -> list[GroupInfo]:
+    """As ``_picked``, on a bus that changes a group on all partitions of a topic at once."""
+    if getattr(args, "partition", None) is not None:
+        refuse(log.url, "ledgers", "--partition")
+    found = far_groups(log, check_pattern(args.topic), check_group(args.group))
+    if not found:
+        raise NotFound(f"there is no group {args.group} on {args.topic}", hint="trunkline group ls")
+    return found
+
+
+def _picked(folder: Folder | StoreLog, args: argparse.Namespace) -> list[GroupKey]:
     check_pattern(args.topic)
     check_group(args.group)
     keys = [
@@ -123,37 +243,44 @@ def _picked(folder: Folder, args: argparse.Namespace) -> list[GroupKey]:
 
 
 def run_info(args: argparse.Namespace) -> int:
-    out = Output(args)
-    with closing(open_folder(args)) as folder:
-        keys = _picked(folder, args)
-        rows = []
-        for key in keys:
-            row = group_row(folder, key)
-            rows.append(row | folder.look(key, lambda group: _inside(folder, group)))
+    out = Printer(args)
+    with closing(open_log(args)) as log:
+        folder = ledgers_of(log)
+        if folder is None:
+            assert not isinstance(log, Folder)
+            rows = [
+                info_row(one) | {"options": msgspec.to_builtins(one.policy)}
+                for one in _picked_far(log, args)
+            ]
+        else:
+            now = folder.clock.monotonic()
+            rows = [
+                group_row(folder, key) | folder.look(key, lambda group: _inside(group, now))
+                for key in _picked(folder, args)
+            ]
     if out.json:
         out.table(rows, ())
         return OK
-    out.table(rows, _COLUMNS)
+    out.table(rows, _COLUMNS, optional=OPTIONAL)
     for row in rows:
         place = f"{row['topic']}/{row['partition']}"
         out.say(f"\n{place} {row['group']}")
         out.say("policy   " + " ".join(f"{k}={cell(v)}" for k, v in row["options"].items()))
-        if row["settled"]:
+        if row.get("settled"):
             spans = " ".join(f"{a}-{b}" if a != b else str(a) for a, b in row["settled"])
             out.say(f"settled  {spans} above the floor")
-        if row["again"]:
+        if row.get("again"):
             out.say(f"redriven {' '.join(map(str, row['again']))}")
-        if row["held"]:
+        if row.get("held"):
             out.table(row["held"], ("offset", "attempt", "member", "seconds_left"))
-        if row["retrying"]:
+        if row.get("retrying"):
             out.table(row["retrying"], ("offset", "attempts", "seconds_left"))
     return OK
 
 
-def _inside(folder: Folder, group: Group) -> dict[str, Any]:
-    now = folder.clock.monotonic()
+def _inside(group: Group, now: float) -> dict[str, Any]:
     return {
-        "options": msgspec.structs.asdict(group.options),
+        "options": msgspec.to_builtins(group.options),
         "settled": list(group.settled),
         "again": sorted(group.again),
         "held": [
@@ -178,9 +305,15 @@ def _inside(folder: Folder, group: Group) -> dict[str, Any]:
 
 
 def run_seek(args: argparse.Namespace) -> int:
-    out = Output(args)
-    with closing(open_folder(args)) as folder:
-        point = parse_point(args.to, folder.clock.now())
+    out = Printer(args)
+    with closing(open_log(args)) as log:
+        point = parse_point(args.to, log.clock.now())
+        folder = ledgers_of(log)
+        if folder is None:
+            assert not isinstance(log, Folder)
+            rows = _seek_far(log, args, point)
+            out.table(rows, ("topic", "partition", "group", "from", "to"), optional=("partition",))
+            return OK
         rows = []
         for key in _picked(folder, args):
             reader = folder.reader(key.topic, key.partition)
@@ -201,11 +334,49 @@ def run_seek(args: argparse.Namespace) -> int:
                     "dry_run": args.dry_run,
                 }
             )
-    out.table(rows, ("topic", "partition", "group", "from", "to"))
+    out.table(rows, ("topic", "partition", "group", "from", "to"), optional=("partition",))
     return OK
 
 
-def _move(folder: Folder, key: GroupKey, floor: int, out: Output, *, dry_run: bool) -> int | None:
+def _seek_far(log: FarLog, args: argparse.Namespace, point: Point) -> list[dict[str, Any]]:
+    """Move a group on a bus that takes one place for all partitions of a topic."""
+    rows = []
+    for topic in dict.fromkeys(one.topic for one in _picked_far(log, args)):
+        before = far_groups(log, topic, args.group)
+        after = [point.resolve(log.reader(topic, one.partition)) for one in before]
+        to: Start
+        match point.base, point.n:
+            case "time", _:
+                assert point.when is not None
+                to = point.when
+            case ("start" | "end") as word, 0:
+                to = "earliest" if word == "start" else "latest"
+            case "offset", offset:
+                to = offset
+            case _ if len(before) > 1:
+                refuse(log.url, "ledgers", f"{args.to} on a topic of several partitions")
+            case _:
+                to = after[0]
+        if not args.dry_run:
+            moved = log.call(log.bus.seek(topic, args.group, to))
+            after = [one.floor + 1 for one in sorted(moved, key=lambda one: one.partition)]
+        rows += [
+            {
+                "topic": topic,
+                "partition": one.partition,
+                "group": one.group,
+                "from": one.floor + 1,
+                "to": next_,
+                "dry_run": args.dry_run,
+            }
+            for one, next_ in zip(before, after, strict=True)
+        ]
+    return rows
+
+
+def _move(
+    folder: Folder | StoreLog, key: GroupKey, floor: int, out: Printer, *, dry_run: bool
+) -> int | None:
     """Returns where the group stood, None if that cannot be told. A group whose files are damaged
     is begun anew, and the damaged files are kept in ``quarantine/``.
     """
@@ -219,7 +390,7 @@ def _move(folder: Folder, key: GroupKey, floor: int, out: Output, *, dry_run: bo
         return (folder.look if dry_run else folder.step)(key, move)
     except Corrupt as error:
         out.note(str(error.message))
-        if not dry_run:
+        if not dry_run and isinstance(folder, Folder):
             _set_aside(folder, key)
             folder.remove_group(key)
             folder.step(key, lambda group: group.define(GroupOptions(), floor))
@@ -233,15 +404,14 @@ def _set_aside(folder: Folder, key: GroupKey) -> None:
     stem = os.path.join(folder.path, layout.group_stem(*key))
     for ending in (".json", ".json.bak", ".journal"):
         try:
-            with open(stem + ending, "rb") as file:
-                data = file.read()
+            data = atomic.read_file(stem + ending)
         except FileNotFoundError:
             continue
         atomic.replace_file(os.path.join(place, os.path.basename(stem) + ending), data)
 
 
 def run_edit(args: argparse.Namespace) -> int:
-    out = Output(args)
+    out = Printer(args)
     change = edited(args, GroupOptions)
     if change is None:
         hint = f"trunkline group info {args.topic} {args.group}"
@@ -252,49 +422,91 @@ def run_edit(args: argparse.Namespace) -> int:
         group.edit(change(before))
         return before, group.options
 
-    with closing(open_folder(args)) as folder:
-        for key in _picked(folder, args):
-            before, after = (folder.look if args.dry_run else folder.step)(key, edit)
-            told = [f"{n} {cell(a)} -> {cell(b)}" for n, a, b in differences(before, after)]
-            place = f"{key.group} on {key.topic}/{key.partition}"
-            text = f"{'would change' if args.dry_run else 'changed'} {place}: {', '.join(told)}"
-            row = {
-                **key._asdict(),
-                "options": msgspec.structs.asdict(after),
-                "changed": bool(told),
-                "dry_run": args.dry_run,
-            }
-            out.row(row, text if told else f"{place} has this policy already")
+    with closing(open_log(args)) as log:
+        folder = ledgers_of(log)
+        edits: list[tuple[GroupKey, GroupOptions, GroupOptions]] = []
+        if folder is None:
+            assert not isinstance(log, Folder)
+            edits = _edit_far(log, args, change)
+        else:
+            for key in _picked(folder, args):
+                verb = folder.look if args.dry_run else folder.step
+                edits.append((key, *verb(key, edit)))
+    for key, before, after in edits:
+        told = [f"{n} {cell(a)} -> {cell(b)}" for n, a, b in differences(before, after)]
+        place = f"{key.group} on {key.topic}/{key.partition}"
+        text = f"{'would change' if args.dry_run else 'changed'} {place}: {', '.join(told)}"
+        row = {
+            **key._asdict(),
+            "options": msgspec.to_builtins(after),
+            "changed": bool(told),
+            "dry_run": args.dry_run,
+        }
+        out.row(row, text if told else f"{place} has this policy already")
     return OK
 
 
+def _edit_far(
+    log: FarLog, args: argparse.Namespace, change: Callable[[GroupOptions], GroupOptions]
+) -> list[tuple[GroupKey, GroupOptions, GroupOptions]]:
+    edits = []
+    for one in _picked_far(log, args):
+        after = change(one.policy)
+        differ = {name: value for name, _, value in differences(one.policy, after)}
+        if differ and not one.partition and not args.dry_run:
+            log.call(log.bus.edit(one.topic, one.group, **differ))
+        edits.append((GroupKey(one.topic, one.partition, one.group), one.policy, after))
+    return edits
+
+
 def run_pause(args: argparse.Namespace) -> int:
-    return _change(args, "paused", lambda group: group.pause(True))
+    return _change(args, on=True)
 
 
 def run_resume(args: argparse.Namespace) -> int:
-    return _change(args, "resumed", lambda group: group.pause(False))
+    return _change(args, on=False)
 
 
-def _change(args: argparse.Namespace, what: str, change: Callable[[Group], None]) -> int:
-    out = Output(args)
-    with closing(open_folder(args)) as folder:
-        for key in _picked(folder, args):
-            folder.step(key, change)
-            out.row(group_row(folder, key), f"{what} {key.group} on {key.topic}/{key.partition}")
+def _change(args: argparse.Namespace, *, on: bool) -> int:
+    out = Printer(args)
+    with closing(open_log(args)) as log:
+        folder = ledgers_of(log)
+        if folder is None:
+            assert not isinstance(log, Folder)
+            rows = []
+            for topic in dict.fromkeys(one.topic for one in _picked_far(log, args)):
+                verb = log.bus.pause if on else log.bus.resume
+                rows += [info_row(one) for one in log.call(verb(topic, args.group))]
+        else:
+            keys = _picked(folder, args)
+            for key in keys:
+                folder.step(key, lambda group: group.pause(on))
+            rows = [group_row(folder, key) for key in keys]
+    for row in rows:
+        place = f"{row['topic']}/{row['partition']}"
+        out.row(row, f"{'paused' if on else 'resumed'} {row['group']} on {place}")
     return OK
 
 
 def run_rm(args: argparse.Namespace) -> int:
-    out = Output(args)
-    with closing(open_folder(args)) as folder:
-        keys = _picked(folder, args)
+    out = Printer(args)
+    with closing(open_log(args)) as log:
+        folder = ledgers_of(log)
+        if folder is None:
+            assert not isinstance(log, Folder)
+            found = _picked_far(log, args)
+            keys = [GroupKey(one.topic, one.partition, one.group) for one in found]
+        else:
+            keys = _picked(folder, args)
         places = " ".join(f"{key.topic}/{key.partition}" for key in keys)
         if not args.dry_run and not confirm(args, f"remove {args.group} from {places}?"):
             return ERROR
         for key in keys:
-            if not args.dry_run:
+            if not args.dry_run and folder is not None:
                 folder.remove_group(key)
+            elif not args.dry_run and not key.partition:
+                assert not isinstance(log, Folder)
+                log.call(log.bus.forget(key.topic, key.group))
             verb = "would remove" if args.dry_run else "removed"
             row = {**key._asdict(), "dry_run": args.dry_run}
             out.row(row, f"{verb} {key.group} from {key.topic}/{key.partition}")

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -40,6 +41,8 @@ Options:
   --events-file <path>     the log (default: state/pubsub/events_v0.ndjson)
   --offsets-dir <path>     the offsets (default: state/pubsub/offsets)
   --now-ts <RFC3339>       judge expiry by this time
+  --wait <time>            wait so long for the first event: 55, 55s, 2m (default: 0)
+  --budget <chars>         print about so many characters at most, and at least one event
   -h, --help               this text
 """
 _STATUS = """\
@@ -63,6 +66,7 @@ Options:
   -h, --help               this text
 """
 _USAGE = "Usage: trunkline ndjson publish|poll|status|replay [options]\n"
+_LOOK_S = 0.2
 
 
 class UsageError(Exception):
@@ -152,17 +156,41 @@ def _poll(given: dict[str, str]) -> int:
     if not given.get("consumer"):
         raise UsageError("--consumer is required")
     limit = _number(given, "max-events", ndjson.MAX_EVENTS)
+    budget = _number(given, "budget", 0) if "budget" in given else None
     now = _moment(given, "now-ts")
+    until = time.monotonic() + (_duration(given, "wait") if "wait" in given else 0)
     reader = ndjson.Consumer(given["consumer"], _events_file(given), _offsets_dir(given))
-    with reader.lock():
-        poll = reader.poll(_topics(given), limit, now)
-        if poll.replaced:
-            print("warning: the log was cut or replaced: reading from line 1", file=sys.stderr)
-        sys.stdout.write(json.dumps(poll.result(), indent=2, sort_keys=True) + "\n")
-        # The events must be out before the cursor moves, or a crash in between would lose them.
-        sys.stdout.flush()
-        reader.commit(poll)
-    return OK
+    while True:
+        with reader.lock():
+            poll = reader.poll(_topics(given), limit, now)
+            if poll.events or time.monotonic() >= until:
+                text = _rendered(poll)
+                while budget is not None and len(text) > budget and len(poll.events) > 1:
+                    poll = reader.poll(_topics(given), len(poll.events) // 2, now)
+                    text = _rendered(poll)
+                if poll.replaced:
+                    warning = "warning: the log was cut or replaced: reading from line 1"
+                    print(warning, file=sys.stderr)
+                sys.stdout.write(text)
+                # The events must be out before the cursor moves, or a crash in between would
+                # lose them.
+                sys.stdout.flush()
+                reader.commit(poll)
+                return OK
+        time.sleep(min(_LOOK_S, max(0.0, until - time.monotonic())))
+
+
+def _rendered(poll: ndjson.Poll) -> str:
+    return json.dumps(poll.result(), indent=2, sort_keys=True) + "\n"
+
+
+def _duration(given: dict[str, str], name: str) -> float:
+    from trunkline.cli.arguments import duration
+
+    try:
+        return duration(given[name])
+    except argparse.ArgumentTypeError as error:
+        raise InvalidOption(f"--{name}: {error}", name=name) from None
 
 
 def _status(given: dict[str, str]) -> int:
@@ -241,7 +269,7 @@ _VERBS: dict[str, _Verb] = {
         _PUBLISH,
         "topic scope actor payload-json ttl-s idempotency-key ts event-id events-file",
     ),
-    "poll": (_poll, _POLL, "consumer topics max-events events-file offsets-dir now-ts"),
+    "poll": (_poll, _POLL, "consumer topics max-events events-file offsets-dir now-ts wait budget"),
     "status": (_status, _STATUS, "events-file offsets-dir json"),
     "replay": (_replay, _REPLAY, "topics from-line to-line now-ts events-file"),
 }

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from trunkline.cli import ERROR, INTERRUPTED, OK, branch, leaf
-from trunkline.cli.places import bus_url
-from trunkline.cli.render import Output, amount
-from trunkline.cli.spark import located, part
+from trunkline.cli.arguments import bus_url
+from trunkline.cli.render import Printer, amount, clean
+from trunkline.cli.spark import located, part, settings_of
+from trunkline.errors import InvalidOption, NotFound
 
 LAKE = ".lake"
-SHOWN = 6  # columns of a table at a terminal; the page has them all
 
 
 def register(commands: argparse._SubParsersAction[Any]) -> None:
@@ -29,16 +29,33 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     how.add_argument("--once", action="store_true", help="over what there is now (the default)")
     how.add_argument("--follow", action="store_true", help="as things happen, until stopped")
     run.add_argument(
-        "--every", type=float, default=5.0, metavar="S", help="how often, with --follow"
+        "--every", type=float, default=None, metavar="S",
+        help="again every S seconds, until stopped; with --follow how often (5)",
+    )  # fmt: skip
+    run.add_argument(
+        "--publish", action="store_true", help="let pipelines send their events to the bus"
     )
+    run.add_argument(
+        "--rebuild", action="store_true", help="make the tables anew beside the old, then swap"
+    )
+    run.add_argument("--from", dest="since", default="", metavar="TIME", help="records since then")
+    run.add_argument("--to", dest="until", default="", metavar="TIME", help="records before then")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="[PIPELINE.]NAME=VALUE",
+        help="a parameter of a pipeline, repeatable; ls --json shows them",
+    )  # fmt: skip
     _shared(run)
     listed = leaf(below, "ls", _list, "list the pipelines")
     listed.add_argument("--load", action="append", default=[], metavar="MODULE")
     status = leaf(below, "status", _status, "how each ended when it last ran")
     status.add_argument("--lake", default=LAKE, metavar="DIR")
-    report = leaf(below, "report", _report, "one HTML page with a drawing for each table")
+    report = leaf(below, "report", _report, "one HTML page with drawings of each table")
+    report.add_argument("names", nargs="*", metavar="NAME", help="only these; else all of them")
     report.add_argument("--out", default="report.html", metavar="FILE")
     report.add_argument("--title", default="Trunkline")
+    report.add_argument(
+        "--rows", type=int, default=5, metavar="N", help="rows to print of each table; 5"
+    )
     _tables(report)
     replay = leaf(below, "replay", _replay, "publish records of the log or the lake once more")
     replay.add_argument("topic", help="the topic to read")
@@ -63,6 +80,10 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
 def _shared(parser: argparse.ArgumentParser) -> None:
     _tables(parser)
     parser.add_argument("--master", default="local[*]", metavar="URL", help="which Spark")
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="NAME=VALUE",
+        help="a setting of Spark, repeatable",
+    )  # fmt: skip
 
 
 def _tables(parser: argparse.ArgumentParser) -> None:
@@ -79,30 +100,75 @@ def _tables(parser: argparse.ArgumentParser) -> None:
 def _pipelines(args: argparse.Namespace, names: list[str]) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    return part("pipelines").find(names, tuple(args.load))
+    try:
+        return part("pipelines").find(names, tuple(args.load))
+    except ModuleNotFoundError as error:
+        raise NotFound(
+            f"{error.name} is not installed", hint="pip install 'trunkline[spark]'"
+        ) from None
 
 
 def _session(args: argparse.Namespace) -> Any:
-    return part("cluster").open_session(args.master, "trunkline pipeline")
+    config = settings_of(args.conf)
+    return part("session.cluster").open_session(args.master, "trunkline pipeline", config)
 
 
 def _run(args: argparse.Namespace) -> int:
     pipelines = _pipelines(args, args.names)
-    jobs = part("jobs")
+    jobs = part("pipelines.run")
     lake = part("lake").Lake(args.lake)
-    bars = part("progress")
-    part("extents").Catalog(part("choice").folder_of({"url": bus_url(args)})).close()
+    bars = part("session.progress")
+    url = located(bus_url(args))
+    part("source.offsets").topics_of({"url": url})
+    chosen = _parameters(args.set, pipelines)
     spark = _session(args)
-    runner = jobs.Runner(spark, bus_url(args), lake)
-    if args.follow:
+    runner = jobs.Runner(
+        spark,
+        url,
+        lake,
+        publish=args.publish,
+        settings=chosen,
+        since=args.since,
+        until=args.until,
+    )
+    if args.follow or args.every is not None:
         with bars.show_progress(spark, "following", enabled=not args.quiet):
             return _follow(args, runner, pipelines)
-    outcomes = []
-    for pipeline in pipelines:
-        with bars.show_progress(spark, pipeline.name, enabled=not args.quiet):
-            outcomes += runner.run([pipeline])
-        _show(args, outcomes[-1])
+    show = partial(_show, args)
+    with bars.show_progress(spark, "pipelines", enabled=not args.quiet):
+        outcomes = runner.run(pipelines, show, rebuild=args.rebuild)
     return ERROR if any(outcome.error for outcome in outcomes) else OK
+
+
+def _parameters(given: list[str], pipelines: Any) -> dict[str, dict[str, Any]]:
+    """The parameters of each pipeline that ``--set`` names; of each that has it without a name."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, text in settings_of(given).items():
+        owner, dot, parameter = name.rpartition(".")
+        takers = [
+            one for one in pipelines if parameter in one.settings and (not dot or one.name == owner)
+        ]
+        if not takers:
+            known = [f"{one.name}.{each}" for one in pipelines for each in one.settings]
+            raise InvalidOption(
+                f"no pipeline that runs has a parameter {name}", hint=f"known: {', '.join(known)}"
+            )
+        for one in takers:
+            value = _value(name, text, one.settings[parameter])
+            found.setdefault(one.name, {})[parameter] = value
+    return found
+
+
+def _value(name: str, text: str, default: Any) -> Any:
+    """The text as the default's type has it."""
+    if isinstance(default, bool):
+        if text.lower() not in ("true", "false"):
+            raise InvalidOption(f"{name}={text}", hint="true or false")
+        return text.lower() == "true"
+    try:
+        return type(default)(text)
+    except ValueError:
+        raise InvalidOption(f"{name}={text}", hint=f"for example {default}") from None
 
 
 def _follow(args: argparse.Namespace, runner: Any, pipelines: Any) -> int:
@@ -111,7 +177,8 @@ def _follow(args: argparse.Namespace, runner: Any, pipelines: Any) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
     show = partial(_show, args)
-    failed = runner.keep(pipelines, show, every_s=args.every, until=lambda: bool(asked))
+    every_s = 5.0 if args.every is None else args.every
+    failed = runner.keep(pipelines, show, every_s=every_s, until=lambda: bool(asked))
     if failed:
         return ERROR
     return INTERRUPTED if signal.SIGINT in asked else OK
@@ -129,52 +196,61 @@ def _show(args: argparse.Namespace, outcome: Any) -> None:
             told += f", {outcome.set_aside} set aside (see table {outcome.refused})"
         if outcome.published:
             told += f", {outcome.published} published"
+        if outcome.new_columns:
+            told += f", new columns: {', '.join(outcome.new_columns)}"
         print(f"{outcome.name:14} {told} in {outcome.seconds} s", flush=True)
+        for note in outcome.notes:
+            print(f"{outcome.name:14} {note}", file=sys.stderr, flush=True)
 
 
 def _list(args: argparse.Namespace) -> int:
     for pipeline in _pipelines(args, []):
         if args.json:
-            values = {"name": pipeline.name, "kind": pipeline.kind, "about": pipeline.about}
+            values = {"name": pipeline.name, "source": pipeline.source, "about": pipeline.about}
+            values |= {"table": pipeline.table, "parameters": pipeline.settings}
             print(json.dumps(values | {"to_topic": pipeline.to_topic}))
         elif args.quiet:
             print(pipeline.name)
         else:
             back = f" (published to {pipeline.to_topic})" if pipeline.to_topic else ""
-            print(f"{pipeline.name:14} {pipeline.kind:7} {pipeline.about}{back}")
+            print(f"{pipeline.name:14} {pipeline.about}{back}")
     return OK
 
 
 def _status(args: argparse.Namespace) -> int:
     lake = part("report").find_lake(args.lake)
-    ran = part("jobs").read_outcomes(lake)
+    ran = part("pipelines.run").read_outcomes(lake)
     rows = [msgspec.structs.asdict(one) for one in ran]
     columns = ("name", "at", "seconds", "rows", "set_aside", "published", "state")
     rows = [row | {"state": row["error"] or "ok"} for row in rows]
-    Output(args).table(rows, columns, empty="no pipeline has run on this lake")
+    Printer(args).table(rows, columns, empty="no pipeline has run on this lake")
     return OK
 
 
 def _report(args: argparse.Namespace) -> int:
-    report = part("report")
-    tables = report.read_gold(args.lake, _pipelines(args, []))
+    parts = part("report")
+    report = parts.read_report(args.lake, _pipelines(args, args.names), args.title)
     with open(args.out, "w", encoding="utf-8") as file:
-        file.write(report.write_report(args.lake, tables, args.title))
-    output = Output(args)
-    for one in tables:
-        output.say(f"\n{one.name}: {amount(one.total, 'row')}; {one.measure}")
-        if not (args.json or args.quiet):
-            rows = [dict(zip(("what", "value"), pair, strict=True)) for pair in one.drawn]
-            output.table(rows, ("what", "value"))
-            rows = [dict(zip(one.columns, row, strict=True)) for row in one.rows]
-            output.table(rows, one.columns[:SHOWN])
-    drawn = {one.name: len(one.drawn) for one in tables}
-    output.row({"report": args.out, "drawn": drawn}, f"\n{args.out}")
+        file.write(parts.write_page(report))
+    output = Printer(args)
+    for card in report.cards:
+        told = f"failed: {card.error}. {card.line}" if card.error else card.line
+        output.say("")
+        output.say(clean(f"{card.name}: {told}"))
+        rows = list(card.top)[: max(0, args.rows)]
+        if rows and not (args.json or args.quiet):
+            output.table(rows, tuple(rows[0]))
+    said = [
+        {"name": card.name, "state": card.state.value, "line": card.line, "error": card.error,
+         "rows": card.total, "charts": len(card.charts)}
+        for card in report.cards
+    ]  # fmt: skip
+    output.row({"report": args.out, "tables": said}, f"\nreport: {args.out}")
     return OK
 
 
 def _replay(args: argparse.Namespace) -> int:
-    jobs = part("jobs")
+    jobs = part("pipelines.run")
     lake = part("report").find_lake(args.lake) if args.from_lake else None
     source = {"url": located(bus_url(args)), "subscribe": args.topic}
     if args.from_time:
@@ -182,13 +258,11 @@ def _replay(args: argparse.Namespace) -> int:
     if args.to_time:
         source["endingTimestamp"] = args.to_time
     if lake is None:
-        part("choice").check_source(source)
+        part("source.offsets").check_source(source)
     target = {"url": located(args.to_url or bus_url(args)), "topic": args.to}
     if args.name:
         target |= {"txnAppId": f"replay.{args.name}", "txnVersion": "1"}
-        root = part("choice").folder_of(target)
-        sink = part("sink")
-        if sink.sent_version(root, target["txnAppId"]) >= 1:
+        if part("sink.writers").sent_version(target, target["txnAppId"]) >= 1:
             said = f"replayed 0 records: {args.name} was sent before"
             print(json.dumps({"replayed": 0}) if args.json else said)
             return OK

@@ -15,30 +15,36 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trunkline.cli import INTERRUPTED, OK, Commands, leaf
-from trunkline.cli.places import (
+from trunkline.cli.arguments import (
     Span,
     at_least,
     bus_path,
-    bus_url,
+    check_there,
+    choose_bus,
     duration,
-    open_folder,
+    open_ledgers,
+    open_log,
     parse_span,
     pick_partitions,
     pick_topics,
+    rest,
 )
 from trunkline.cli.records import add_selection, compile_wanted, read_span
-from trunkline.cli.render import Output, record_writer
+from trunkline.cli.render import Printer, record_writer
 from trunkline.clock import SystemClock
 from trunkline.errors import InvalidOption, NotFound
 from trunkline.event import Record
+from trunkline.folder import Folder
 from trunkline.group import Group
-from trunkline.log.folder import Folder, GroupKey
 from trunkline.log.reader import PartitionReader
+from trunkline.names import GroupKey, check_group, check_pattern, matches
 from trunkline.options import Flow
-from trunkline.topics import check_group, check_pattern, matches
+
+if TYPE_CHECKING:
+    from trunkline.cli.far import FarLog, FarReader
 
 _READ = 1000
 _LOOK_S = 0.05
@@ -64,6 +70,12 @@ def register(commands: Commands[Any]) -> None:
         choices=("auto", "none"),
         default="auto",
         help="auto: each event once it is written out; none: show what the group has yet to do",
+    )
+    sub.add_argument(
+        "--exec",
+        dest="command",
+        metavar="CMD",
+        help="run CMD for each event, payload on stdin: exit 0 acks, 75 retries, any other nacks",
     )
     add_selection(sub)
 
@@ -100,7 +112,7 @@ def _ending_on_request() -> Iterator[None]:
 def run_tail(args: argparse.Namespace) -> int:
     wanted = compile_wanted(args)
     write = record_writer(args)
-    with closing(open_folder(args)) as folder, _ending_on_request():
+    with closing(open_log(args)) as folder, _ending_on_request():
         found: list[Record] = []
         reached: dict[Place, int] = {}
         for topic, count in _topics(folder, args, waiting=args.follow).items():
@@ -118,19 +130,19 @@ def run_tail(args: argparse.Namespace) -> int:
     return OK
 
 
-def _topics(folder: Folder, args: argparse.Namespace, *, waiting: bool) -> dict[str, int]:
+def _topics(folder: Folder | FarLog, args: argparse.Namespace, *, waiting: bool) -> dict[str, int]:
     """Those that are there; who is ``waiting`` may see others come."""
     try:
         return pick_topics(folder, args.topic)
     except NotFound:
         if not waiting:
             raise
-        Output(args).note(f"there is no topic {args.topic} yet")
+        Printer(args).note(f"there is no topic {args.topic} yet")
         return {}
 
 
 def _last(
-    reader: PartitionReader, end: int, count: int, wanted: Callable[[Record], bool]
+    reader: PartitionReader | FarReader, end: int, count: int, wanted: Callable[[Record], bool]
 ) -> list[Record]:
     """The last ``count`` wanted records before ``end``, looked for from the end backwards."""
     first = reader.bounds().first
@@ -151,7 +163,10 @@ def _last(
 
 
 def _follow(
-    folder: Folder, args: argparse.Namespace, reached: dict[Place, int], idle_s: float | None
+    folder: Folder | FarLog,
+    args: argparse.Namespace,
+    reached: dict[Place, int],
+    idle_s: float | None,
 ) -> Iterator[Record]:
     """Records from the places reached on, for ever or until none came for ``idle_s``. A topic or
     partition that is new is read from its start.
@@ -176,7 +191,8 @@ def _follow(
         elif idle_s is not None and time.monotonic() - since >= idle_s:
             return
         else:
-            time.sleep(folder.options.poll_s)
+            check_there(folder)
+            rest(folder)
 
 
 def run_sub(args: argparse.Namespace) -> int:
@@ -186,8 +202,12 @@ def run_sub(args: argparse.Namespace) -> int:
     if args.group is None:
         if args.ack == "none":
             raise InvalidOption("--ack is for a group", hint="without --group nothing is acked")
+        if args.command is not None:
+            raise InvalidOption("--exec is for a group", hint="--group NAME: its exit code acks")
         return _look_on(args, span, write)
     check_group(args.group)
+    if args.command is not None and (args.ack == "none" or args.format is not None):
+        raise InvalidOption("--exec goes with neither --ack none nor --format")
     if args.ack == "none":
         return _peek(args, span, write)
     return _join(args, span, write)
@@ -195,7 +215,7 @@ def run_sub(args: argparse.Namespace) -> int:
 
 def _look_on(args: argparse.Namespace, span: Span | None, write: Write) -> int:
     wanted = compile_wanted(args)
-    with closing(open_folder(args)) as folder, _ending_on_request():
+    with closing(open_log(args)) as folder, _ending_on_request():
         topics = _topics(folder, args, waiting=span is None or span.stop is None)
         places = [(t, p) for t, n in topics.items() for p in pick_partitions(n, args.partition)]
         if span is not None and span.stop is not None:
@@ -210,7 +230,7 @@ def _look_on(args: argparse.Namespace, span: Span | None, write: Write) -> int:
     return OK
 
 
-def _start(folder: Folder, place: Place, span: Span | None) -> int:
+def _start(folder: Folder | FarLog, place: Place, span: Span | None) -> int:
     reader = folder.reader(*place)
     if span is None or span.start is None:
         return reader.bounds().next
@@ -227,7 +247,7 @@ def _show(args: argparse.Namespace, records: Iterator[Record], write: Write) -> 
 def _peek(args: argparse.Namespace, span: Span | None, write: Write) -> int:
     """Show what a group has not settled, and take nothing from it."""
     wanted = compile_wanted(args)
-    with closing(open_folder(args)) as folder, _ending_on_request():
+    with closing(open_ledgers(args, "--ack none")) as folder, _ending_on_request():
         reached: dict[Place, int] = {}
         again: list[Record] = []
         for topic, count in _topics(folder, args, waiting=True).items():
@@ -247,7 +267,7 @@ def _peek(args: argparse.Namespace, span: Span | None, write: Write) -> int:
         def is_settled(record: Record) -> bool:
             key = GroupKey(record.topic, record.partition, args.group)
             at, group = looked.get(key, (-math.inf, Group()))
-            if time.monotonic() - at > folder.options.poll_s:
+            if time.monotonic() - at > _LOOK_S:
                 group = folder.look(key, lambda group: group)
                 looked[key] = (time.monotonic(), group)
             return group.is_settled(record.offset)
@@ -271,18 +291,26 @@ def _join(args: argparse.Namespace, span: Span | None, write: Write) -> int:
 
     if args.partition is not None:
         raise InvalidOption("a group has all partitions", hint="--partition is for looking on")
-    start = _group_start(span)
+    start = group_start(span)
     if start is not None:
-        with closing(open_folder(args)) as folder:
-            if any(key.group == args.group for key in folder.groups() if key.topic == args.topic):
-                Output(args).note(
+        with closing(open_log(args)) as folder:
+            if any(key == (args.topic, args.group) for key in _named_groups(folder)):
+                Printer(args).note(
                     f"group {args.group} goes on where it stands, --from is for a new one "
                     f"(trunkline group seek {args.topic} {args.group})"
                 )
     return asyncio.run(_consume(args, start, write))
 
 
-def _group_start(span: Span | None) -> Any:
+def _named_groups(folder: Folder | FarLog) -> Iterator[tuple[str, str]]:
+    if isinstance(folder, Folder):
+        yield from ((key.topic, key.group) for key in folder.groups())
+    else:
+        found = folder.call(folder.bus.groups())
+        yield from ((one.topic, one.group) for one in found)
+
+
+def group_start(span: Span | None) -> Any:
     if span is None:
         return None
     if span.start is None or span.stop is not None:
@@ -303,14 +331,25 @@ async def _consume(args: argparse.Namespace, start: Any, write: Write) -> int:
     import asyncio
 
     from trunkline.bus import Outcome
-    from trunkline.buses import connect
+    from trunkline.bus.connect import connect
+    from trunkline.cli.execute import run_for
+    from trunkline.cli.far import open_bus
+    from trunkline.delivery.worker import Keeper
 
-    url = f"file:{bus_path(bus_url(args))}"
+    chosen = choose_bus(args)
+    url = chosen.url
     options: dict[str, Any] = {} if start is None else {"start": start}
-    if args.count is not None:  # no more than will be shown: others of the group get the rest
+    if args.command is not None:
+        options["max_inflight"] = 1
+    elif args.count is not None:  # no more than will be shown: others of the group get the rest
         options["max_inflight"] = min(args.count, Flow().max_inflight)
     code: list[int] = []
-    async with connect(url, create=False, allow_network=args.allow_network) as bus:
+    if chosen.is_folder:
+        url = f"file:{bus_path(url)}"
+        opened = connect(url, create=False, allow_network=args.allow_network)
+    else:
+        opened = open_bus(url, chosen.token, create=False)
+    async with opened as bus:
 
         async def is_there() -> bool:
             return any(matches(args.topic, name) for name in await bus.topics())
@@ -328,7 +367,7 @@ async def _consume(args: argparse.Namespace, start: Any, write: Write) -> int:
         loop.add_signal_handler(signal.SIGINT, stop, INTERRUPTED)
         loop.add_signal_handler(signal.SIGTERM, stop, OK)
         if not await is_there():  # a group is made only for a topic that is
-            Output(args).note(f"there is no topic {args.topic} yet")
+            Printer(args).note(f"there is no topic {args.topic} yet")
             until = math.inf if args.wait is None else time.monotonic() + args.wait
             while not (code or await is_there()):
                 if time.monotonic() >= until:
@@ -342,14 +381,21 @@ async def _consume(args: argparse.Namespace, start: Any, write: Write) -> int:
                 options["start"] = "earliest"
         subscription = bus.subscribe(args.topic, group=args.group, where=args.where, **options)
         shown = 0
-        async with subscription as deliveries:
+        keeper = Keeper(1, bus.clock, bus.policy_of)
+        async with contextlib.AsyncExitStack() as stack:
+            deliveries = await stack.enter_async_context(subscription)
+            stack.push_async_callback(keeper.close)
             while not code and shown != args.count:
                 try:
                     async with asyncio.timeout(args.wait):
                         delivery = await anext(deliveries)
                 except (TimeoutError, StopAsyncIteration):
                     break
-                write(delivery.record, delivery.attempt)
-                delivery.finish(Outcome.ACK)
+                if args.command is not None:
+                    keeper.begin(0, delivery)
+                    await run_for(args.command, delivery, url)
+                else:
+                    write(delivery.record, delivery.attempt)
+                    delivery.finish(Outcome.ACK)
                 shown += 1
     return code[0] if code else OK

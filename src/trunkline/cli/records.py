@@ -5,46 +5,42 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from trunkline.check import check_event
 from trunkline.cli import DUPLICATE, NOT_FOUND, OK, Commands, leaf
-from trunkline.cli.places import (
+from trunkline.cli.arguments import (
     Point,
     Span,
     at_least,
     duration,
     in_order,
-    open_folder,
+    open_log,
     parse_point,
     parse_span,
     parse_time,
     pick_partitions,
     pick_topics,
 )
-from trunkline.cli.render import FORMAT_HELP, Output, amount, record_writer, to_json
+from trunkline.cli.render import FORMAT_HELP, Printer, amount, record_writer, to_json
 from trunkline.clock import SystemClock
+from trunkline.codec import decode_payload, encode_event
 from trunkline.errors import InvalidEvent, InvalidOption, NotFound
-from trunkline.event import (
-    BANDS,
-    PRIORITIES,
-    Event,
-    Receipt,
-    Record,
-    check_event,
-    decode_payload,
-    encode_event,
-)
-from trunkline.log.folder import Folder
+from trunkline.event import BANDS, PRIORITIES, Event, Receipt, Record
+from trunkline.fields import WORDS
+from trunkline.folder import Folder
+from trunkline.folder.direct import DirectBus
 from trunkline.options import Limits
-from trunkline.store import pick_partition
+
+if TYPE_CHECKING:
+    from trunkline.cli.far import FarLog
 
 _BATCH = 1000
 _CHUNK = 1024 * 1024
@@ -106,12 +102,12 @@ def compile_wanted(args: argparse.Namespace) -> Callable[[Record], bool]:
     """``--where`` as a function of a record."""
     if args.where is None:
         return lambda _: True
-    from trunkline.where import Where
+    from trunkline.filters.where import Where
 
     return Where(args.where).matches
 
 
-def read_span(folder: Folder, topic: str, partition: int, span: Span) -> Iterator[Record]:
+def read_span(folder: Folder | FarLog, topic: str, partition: int, span: Span) -> Iterator[Record]:
     """The records of a span. What retention takes away meanwhile is passed over."""
     reader = folder.reader(topic, partition)
     low, high = span.resolve(reader)
@@ -142,9 +138,9 @@ def run_pub(args: argparse.Namespace) -> int:
     sample = Event(topic=args.topic, payload=payload, **fields)
     check_event(sample, Limits())  # before a folder is made for nothing
     encode_event(sample, Limits())
-    with closing(open_folder(args, create=True)) as folder:
+    with closing(open_log(args, create=True)) as folder:
         if args.idem_key is not None and not folder.topic(args.topic).dedup_window_s:
-            Output(args).note(
+            Printer(args).note(
                 f"{args.topic} does not look for duplicates "
                 f"(trunkline topic edit {args.topic} --dedup-window-s 120)"
             )
@@ -209,13 +205,16 @@ def _text(line: bytes) -> str:
 class _Publisher:
     """Publishes batches to one topic and remembers where they went."""
 
-    def __init__(self, folder: Folder, args: argparse.Namespace, fields: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Folder | FarLog, args: argparse.Namespace, fields: dict[str, Any]
+    ) -> None:
         self.duplicates = 0
         self._folder = folder
+        self._direct = DirectBus.of(folder) if isinstance(folder, Folder) else None
+        self._limits = folder.options.limits if isinstance(folder, Folder) else Limits()
         self._topic: str = args.topic
         self._fields = fields
-        self._out = Output(args)
-        self._turn = secrets.randbelow(1024)  # so that single publishes spread over partitions
+        self._out = Printer(args)
         self.published = 0
         self._last: Receipt | None = None
         self._ranges: dict[int, tuple[int, int]] = {}
@@ -229,7 +228,7 @@ class _Publisher:
             *lines, rest = (rest + chunk).split(b"\n")
             if not chunk and rest:
                 lines, rest = [rest], b""
-            endless = len(rest) > self._folder.options.limits.record_bytes
+            endless = len(rest) > self._limits.record_bytes
             batch: list[tuple[Event, bytes]] = []
             for line in lines:
                 number += 1
@@ -246,38 +245,26 @@ class _Publisher:
                     ) from None
             self.publish(batch)
             if endless:
-                most = self._folder.options.limits.record_bytes
+                most = self._limits.record_bytes
                 raise InvalidEvent(f"line {number + 1}: it is longer than {most} bytes")
             if not chunk:
                 return
 
     def prepare(self, payload: Any) -> tuple[Event, bytes]:
-        folder = self._folder
-        event = Event(topic=self._topic, payload=payload, ts=folder.clock.now(), **self._fields)
-        return event, encode_event(event, folder.options.limits)
+        now = self._folder.clock.now()
+        event = Event(topic=self._topic, payload=payload, ts=now, **self._fields)
+        return event, encode_event(event, self._limits)
 
     def publish(self, batch: list[tuple[Event, bytes]]) -> None:
-        options = self._folder.topic(self._topic)
-        shares: dict[int, list[int]] = {}
-        for index, (event, _) in enumerate(batch):
-            partition = pick_partition(event, options.partitions, self._turn)
-            shares.setdefault(partition, []).append(index)
-            self._turn += event.key is None
-        receipts: dict[int, Receipt] = {}
-        for partition, indexes in shares.items():
-            events, bodies = zip(*(batch[i] for i in indexes), strict=True)
-            placed = self._folder.append(self._topic, partition, bodies, events)
-            for at, (index, offset) in enumerate(zip(indexes, placed.offsets(), strict=True)):
-                receipts[index] = Receipt(
-                    self._topic,
-                    partition,
-                    offset,
-                    batch[index][0].id,
-                    at in placed.duplicates,
-                    options.durability,
-                )
-        for index in range(len(batch)):
-            self._note(receipts[index])
+        if not batch:
+            return
+        if self._direct is not None:
+            receipts = self._direct.append(self._topic, batch)
+        else:
+            assert not isinstance(self._folder, Folder)
+            receipts = self._folder.publish(self._topic, [event for event, _ in batch])
+        for receipt in receipts:
+            self._note(receipt)
 
     def _note(self, receipt: Receipt) -> None:
         self.published += 1
@@ -328,7 +315,7 @@ def run_grep(args: argparse.Namespace) -> int:
     wanted = compile_wanted(args)
     has_text = _text_test(args)
     write = record_writer(args)
-    with closing(open_folder(args)) as folder:
+    with closing(open_log(args)) as folder:
         found = (
             record
             for topic, count in pick_topics(folder, args.topic).items()
@@ -358,7 +345,7 @@ def _text_test(args: argparse.Namespace) -> Callable[[Event], bool]:
 def _searched(event: Event) -> str:
     """What of an event is looked at: its payload, names and headers, a line each."""
     parts = [to_json(event.payload)]
-    names = ("id", "type", "key", "actor", "subject", "space", "idem_key", "trace", "cause")
+    names = [field.name for field in WORDS if field.kind != "word" and field.name != "topic"]
     parts += [value for name in names if (value := getattr(event, name)) is not None]
     parts += [f"{name}: {value}" for name, value in event.headers.items()]
     return "\n".join(parts)
@@ -368,7 +355,7 @@ def run_get(args: argparse.Namespace) -> int:
     span = parse_span(args.place, SystemClock().now())
     wanted = compile_wanted(args)
     write = record_writer(args)
-    with closing(open_folder(args)) as folder:
+    with closing(open_log(args)) as folder:
         count = pick_topics(folder, args.topic).get(args.topic)
         if count is None:
             raise InvalidOption("one topic, not a pattern", hint="trunkline grep takes patterns")
@@ -393,7 +380,7 @@ def run_get(args: argparse.Namespace) -> int:
     return OK if shown else NOT_FOUND
 
 
-def _one(folder: Folder, topic: str, partition: int, point: Point) -> Record:
+def _one(folder: Folder | FarLog, topic: str, partition: int, point: Point) -> Record:
     """The record at a point; ``OutOfRange`` if it was trimmed, ``NotFound`` if there is none."""
     reader = folder.reader(topic, partition)
     offset = point.resolve(reader)

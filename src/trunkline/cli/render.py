@@ -10,12 +10,13 @@ import argparse
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from trunkline.cli import width
 from trunkline.errors import InvalidOption
 from trunkline.event import Event, Record
 
@@ -26,6 +27,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _KEEPING_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _ESCAPE = re.compile(r"%(.)|\\(.)", re.DOTALL)
 _BACKSLASH = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")
+_DAY_S = 86_400
+_NARROW = 6  # no column is cut further than this
 _encode = msgspec.json.Encoder().encode
 _UNSET = msgspec.structs.asdict(Event(topic="unset"))
 
@@ -64,7 +68,7 @@ def size(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
-class Output:
+class Printer:
     """Where a command's results go, as its arguments ask for."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -89,8 +93,17 @@ class Output:
         if not self.quiet:
             print(f"trunkline: {text}", file=sys.stderr)
 
-    def table(self, rows: Iterable[Row], columns: Sequence[str], empty: str = "") -> None:
-        """A list: every field as JSON, these columns for people, only the first when quiet."""
+    def table(
+        self,
+        rows: Iterable[Row],
+        columns: Sequence[str],
+        empty: str = "",
+        *,
+        optional: Collection[str] = (),
+    ) -> None:
+        """A list: every field as JSON, these columns for people, only the first when quiet. An
+        ``optional`` column in which every row says nothing (0, no, -) is left out for people.
+        """
         if self.json:
             for row in rows:
                 print(to_json(row))
@@ -99,7 +112,18 @@ class Output:
             for name in dict.fromkeys(cell(row[columns[0]]) for row in rows):
                 print(name)
             return
-        lines = [[cell(row[name]) for name in columns] for row in rows]
+        lines = [[short(row[name]) for name in columns] for row in rows]
+        silent = [
+            name in optional and all(line[i] in ("0", "no", "-", "") for line in lines)
+            for i, name in enumerate(columns)
+        ]
+        columns = [name for name, left_out in zip(columns, silent, strict=True) if not left_out]
+        lines = [
+            [text for text, left_out in zip(line, silent, strict=True) if not left_out]
+            for line in lines
+        ]
+        if is_terminal():
+            lines = fit([list(columns), *lines], width() - 2 * len(columns))[1:]
         numbers = [all(_is_number(line[i]) for line in lines) for i in range(len(columns))]
         if not lines:
             self.say(empty)
@@ -114,18 +138,54 @@ class Output:
             from rich.text import Text
         except ImportError:
             return False
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
         for name, number in zip(columns, numbers, strict=True):
-            table.add_column(name, justify="right" if number else "left", overflow="fold")
+            table.add_column(name, justify="right" if number else "left", no_wrap=True)
         for line in lines:
             table.add_row(*map(Text, line))
         Console(no_color=self._no_color or None).print(table)
         return True
 
 
+def clear_screen() -> None:
+    """Begin the screen anew at a terminal; elsewhere, put an empty line between two tables."""
+    sys.stdout.write("\x1b[H\x1b[2J" if is_terminal() else "\n")
+    sys.stdout.flush()
+
+
+def short(value: Any) -> str:
+    """A cell of a table: as ``cell``, with times as a person reads them."""
+    when = value
+    if isinstance(value, str) and _MOMENT.fullmatch(value):
+        when = datetime.fromisoformat(value)
+    if not isinstance(when, datetime):
+        return cell(value)
+    when = when.astimezone(UTC)
+    ago_s = (datetime.now(UTC) - when).total_seconds()
+    return f"{when:%H:%M:%S}" if abs(ago_s) < _DAY_S / 2 else f"{when:%Y-%m-%d}"
+
+
+def fit(lines: list[list[str]], most: int) -> list[list[str]]:
+    """The lines of a table, the widest columns cut until a line is no wider than ``most``."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    lowest = [max(_NARROW, len(lines[0][i])) for i in range(len(widths))]
+    while sum(widths) + 2 * (len(widths) - 1) > most:
+        free = [i for i in range(len(widths)) if widths[i] > lowest[i]]
+        if not free:
+            break
+        widths[max(free, key=lambda i: widths[i])] -= 1
+    return [
+        [
+            text if len(text) <= width else f"{text[: width - 1]}…"
+            for text, width in zip(line, widths, strict=True)
+        ]
+        for line in lines
+    ]
+
+
 def cell(value: Any) -> str:
     match value:
-        case None:
+        case None | msgspec.UNSET:
             return "-"
         case bool():
             return "yes" if value else "no"
@@ -139,6 +199,8 @@ def cell(value: Any) -> str:
             return clean(" ".join(value))
         case list() | tuple() if not value:
             return "-"
+    if value is msgspec.UNSET:
+        return "none"
     return clean(to_json(value))
 
 

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import gc
 import json
-import logging
 import os
 from typing import Any
 
@@ -19,6 +18,7 @@ _TEXT: tuple[tuple[str, str, str], ...] = (
     ("--tls-cert", "tls_cert", "certificate chain, PEM"),
     ("--tls-key", "tls_key", "its key, PEM"),
     ("--tls-client-ca", "tls_client_ca", "ask clients for a certificate signed by this, PEM"),
+    ("--policy", "policy", "TOML file that says who may publish and read what"),
 )
 _NUMBERS: tuple[tuple[str, str, type, str], ...] = (
     ("--port", "port", int, "the port, for WebSocket and HTTP (7070)"),
@@ -45,10 +45,23 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--origin", dest="origins", action="append", help="of web pages allowed")
     parser.add_argument("--name", dest="hosts", action="append", help="a host name of this broker")
     parser.add_argument("--config", metavar="FILE", help="TOML with a table [broker]")
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default=os.environ.get("TRUNKLINE_LOG_LEVEL", "warning"),
+        help="what the log on stderr tells (warning)",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default=os.environ.get("TRUNKLINE_LOG_FORMAT", "text"),
+        help="one line of text, or one JSON object a line (text)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     try:
+        from trunkline.broker import logs
         from trunkline.broker.options import gather
         from trunkline.broker.server import Broker, serve
     except ImportError as error:
@@ -64,7 +77,12 @@ def run(args: argparse.Namespace) -> int:
     if args.ack_timeout_ms is not None:
         flags["ack_timeout_s"] = args.ack_timeout_ms / 1000
     options = gather(flags, file=args.config)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    if args.log_level not in logs.LEVELS or args.log_format not in ("text", "json"):
+        raise InvalidOption(
+            "TRUNKLINE_LOG_LEVEL is debug, info, warning or error, TRUNKLINE_LOG_FORMAT is text "
+            "or json"
+        )
+    logs.configure(args.log_level, args.log_format)
 
     def ready(broker: Broker) -> None:
         guarded = broker.hub.rights.is_on
@@ -80,7 +98,9 @@ def run(args: argparse.Namespace) -> int:
     # a tenth of the broker's time.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    _runner()(serve(options, ready))
+    config = args.config or os.environ.get("TRUNKLINE_CONFIG")
+    files = [config] if config else []
+    _runner()(serve(options, ready, lambda: gather(flags, file=args.config), files))
     return 0
 
 

@@ -14,20 +14,21 @@ import threading
 from importlib import import_module
 from typing import Any
 
+from trunkline.check import load_extra
 from trunkline.cli import OK, branch, leaf
-from trunkline.cli.places import bus_url
-from trunkline.errors import NoBus, NotFound, load_extra
+from trunkline.cli.arguments import bus_url
+from trunkline.errors import InvalidOption, NoBus, NotFound
 from trunkline.log.layout import folder_path
 
 
 def register(commands: argparse._SubParsersAction[Any]) -> None:
     below = branch(commands, "spark", "Spark with the log as a table in it")
     shell = leaf(below, "shell", _shell, "a Python shell with a session, and each topic as a view")
-    shell.add_argument("--master", default="local[*]", metavar="URL")
+    _where(shell)
     submit = leaf(below, "submit", _submit, "run a Python file in a session, with the same views")
     submit.add_argument("file")
     submit.add_argument("arguments", nargs=argparse.REMAINDER)
-    submit.add_argument("--master", default="local[*]", metavar="URL")
+    _where(submit)
     leaf(below, "info", _info, "which Java, which Spark, and what is missing")
     cluster = branch(below, "cluster", "a standalone cluster on this machine")
     up = leaf(cluster, "up", _up, "start a master and workers; Ctrl-C ends them")
@@ -38,13 +39,32 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     up.add_argument("--folder", default=".spark", help="logs and scratch space")
 
 
+def _where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--master", default="local[*]", metavar="URL")
+    parser.add_argument("--lake", default=".lake", metavar="DIR", help="its tables are views, too")
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark"
+    )
+
+
+def settings_of(given: list[str]) -> dict[str, str]:
+    """Settings that were given as NAME=VALUE."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidOption(f"{text!r} is not NAME=VALUE", hint="for example pause_s=600")
+        found[name] = value
+    return found
+
+
 def part(name: str) -> Any:
     """A module of ``trunkline.spark``, which needs its extra."""
     return load_extra(f"trunkline.spark.{name}", "spark")
 
 
 def _session(args: argparse.Namespace) -> Any:
-    return part("cluster").open_session(args.master)
+    return part("session.cluster").open_session(args.master, config=settings_of(args.conf))
 
 
 def located(url: str) -> str:
@@ -57,13 +77,15 @@ def located(url: str) -> str:
 def _views(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """A session, and each topic in it as a view."""
     url = located(bus_url(args))
-    topics = part("choice").topics_of({"url": url})
+    topics = part("source.offsets").topics_of({"url": url})
     spark = _session(args)
     names: dict[str, Any] = {}
     for topic in topics:
         name = re.sub(r"\W|^(?=\d)", "_", topic)
         names[name] = spark.read.format("trunkline").options(url=url, subscribe=topic).load()
         names[name].createOrReplaceTempView(name)
+    for name in part("lake").register(spark, args.lake):
+        names[name] = spark.table(name)
     return spark, names
 
 
@@ -92,7 +114,7 @@ def _submit(args: argparse.Namespace) -> int:
 
 
 def _info(args: argparse.Namespace) -> int:
-    java = part("java").find_java()
+    java = part("session.java").find_java()
     values = {"java": java.version, "java_home": java.home, "python": sys.executable}
     for name in ("pyspark", "pyarrow", "pandas", "duckdb", "deltalake"):
         try:
@@ -108,7 +130,7 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _up(args: argparse.Namespace) -> int:
-    made = part("cluster").Cluster(
+    made = part("session.cluster").Cluster(
         folder=os.path.abspath(args.folder),
         workers=args.workers,
         cores=args.cores,

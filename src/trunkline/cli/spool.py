@@ -7,6 +7,7 @@ and worker programs publish by convention.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -19,6 +20,16 @@ usage: trunkline spool publish|check|read|ack|ack-all|prune|status|watch|help ..
        trunkline spool publish-worker-event DIR WORKER STATE [DETAIL] [--dedup-window=N]
        trunkline spool publish-chat DIR HANDLE MESSAGE [--channel=NAME] [--human]
 """
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "publish": ("--dedup-window=",),
+    "check": ("--handle=", "--limit="),
+    "read": (),
+    "ack": (),
+    "ack-all": ("--handle=",),
+    "prune": ("--max-bytes=",),
+    "status": (),
+    "watch": ("--handle=", "--timeout=", "--limit="),
+}
 
 
 def register(commands: argparse._SubParsersAction[Any]) -> None:
@@ -41,7 +52,52 @@ def run(args: argparse.Namespace) -> int:
         case []:
             sys.stderr.write(_USAGE)
             return BAD_ARGUMENTS
+    unknown = _unknown(words)
+    if unknown is not None:
+        hint = "a payload that begins with - goes behind --, or on stdin by -"
+        print(f"Error: unknown option: {unknown} ({hint})", file=sys.stderr)
+        return BAD_ARGUMENTS
+    if words[0] == "publish" and len(words) > 5:
+        return _publish(words[1:])
     return nbs_bus.main(words)
+
+
+def _unknown(words: list[str]) -> str | None:
+    """The first option that the command does not have: ``nbs-bus`` would pass over it."""
+    known = _OPTIONS.get(words[0])
+    if known is None:
+        return None
+    behind = words[1 : words.index("--")] if "--" in words else words[1:]
+    return next(
+        (w for w in behind if w.startswith("--") and not w.startswith(known or ("\0",))), None
+    )
+
+
+def _publish(words: list[str]) -> int:
+    """``publish DIR SOURCE TYPE PRIORITY PAYLOAD``: the payload may be ``-`` for all of stdin, and
+    may begin with ``--`` where a ``--`` stands before it.
+    """
+    plain, marker = words[4:], "--" in words
+    options = [word for word in plain if word.startswith("--dedup-window=")]
+    rest = [word for word in plain if word not in options]
+    if marker:
+        at = words.index("--", 4)
+        options = [word for word in words[4:at] if word.startswith("--dedup-window=")]
+        rest = [word for word in words[4:at] if word not in options] + words[at + 1 :]
+    if len(rest) > 1:
+        print(f"Error: one payload, not {len(rest)}: quote it", file=sys.stderr)
+        return BAD_ARGUMENTS
+    if not rest or (rest[0] != "-" and not marker):
+        return nbs_bus.main(["publish", *words[:4], *rest, *options])
+    payload = sys.stdin.buffer.read() if rest[0] == "-" else os.fsencode(rest[0])
+    directory, source, type_, priority = map(os.fsencode, words[:4])
+    try:
+        nbs_bus.check_words(source, type_)
+        given = [os.fsencode(word) for word in options]
+        return nbs_bus.publish(directory, source, type_, priority, payload, given)
+    except nbs_bus.Exit as error:
+        sys.stderr.write(os.fsdecode(error.line) + "\n")
+        return error.code
 
 
 def _worker(words: list[str]) -> int:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from trunkline.access import EVERYTHING, Grant, Token
 from trunkline.cli import branch, leaf
-from trunkline.cli.places import bus_path, bus_url, duration
-from trunkline.cli.render import Output
+from trunkline.cli.arguments import bus_path, bus_url, duration
+from trunkline.cli.render import Printer
 from trunkline.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from trunkline.bus import Bus
 
 T = TypeVar("T")
 
@@ -30,6 +33,13 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     create.add_argument("--manage", action="append", default=[], metavar="TOPIC")
     create.add_argument("--group", action="append", default=[], metavar="GROUP")
     create.add_argument("--deny", action="append", default=[], metavar="TOPIC")
+    create.add_argument(
+        "--scope",
+        action="append",
+        default=[],
+        metavar="SCOPE",
+        help="a role, which lists of topics may name",
+    )
     create.add_argument("--admin", action="store_true", help="everything")
     create.add_argument(
         "--certificate", action="store_true", help="shown by a client certificate with that name"
@@ -47,7 +57,7 @@ def grants_of(args: argparse.Namespace) -> list[Grant]:
     if args.publish:
         found.append(Grant(("publish",), tuple(args.publish)))
     if args.subscribe:
-        found.append(Grant(("subscribe", "read"), tuple(args.subscribe), groups))
+        found.append(Grant(("subscribe",), tuple(args.subscribe), groups))
     if args.read:
         found.append(Grant(("read",), tuple(args.read)))
     if args.manage:
@@ -72,7 +82,7 @@ def run_create(args: argparse.Namespace) -> None:
         except OverflowError:
             raise InvalidOption("--expires is too long") from None
         made: tuple[str, Token] = await rights.create(
-            args.agent, grants, expires, certificate=args.certificate
+            args.agent, grants, expires, certificate=args.certificate, scopes=args.scope
         )
         return made
 
@@ -96,7 +106,7 @@ def run_ls(args: argparse.Namespace) -> None:
             until = f"until {shown['expires']}" if token.expires else "for ever"
             shown |= {"valid": "revoked" if token.revoked else until, "allows": _said(token)}
         rows.append(shown)
-    Output(args).table(rows, ("id", "agent", "valid", "allows"), "no tokens")
+    Printer(args).table(rows, ("id", "agent", "valid", "allows"), "no tokens")
 
 
 def run_revoke(args: argparse.Namespace) -> None:
@@ -122,15 +132,16 @@ def _said(token: Token) -> str:
 def _with_rights(
     args: argparse.Namespace, job: Callable[[Any], Awaitable[T]], *, make: bool = False
 ) -> T:
-    from trunkline.broker.rights import Rights
-    from trunkline.buses import connect
+    from trunkline.broker.tokens import Rights
+    from trunkline.cli.still import StillBus, run_still
+    from trunkline.folder.direct import DirectBus
 
-    url = f"file:{bus_path(bus_url(args))}"
+    path = bus_path(bus_url(args))
+    with closing(DirectBus(path, create=make, allow_network=args.allow_network)) as direct:
 
-    async def run() -> T:
-        async with connect(url, create=make, allow_network=args.allow_network) as bus:
-            rights = Rights(bus)
+        async def run() -> T:
+            rights = Rights(cast("Bus", StillBus(direct)))
             await rights.refresh()
             return await job(rights)
 
-    return asyncio.run(run())
+        return run_still(run())

@@ -5,28 +5,31 @@ from __future__ import annotations
 import argparse
 import os
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from trunkline.cli import ERROR, OK, Commands, branch, leaf
-from trunkline.cli.flags import add_option_flags, edited, given
-from trunkline.cli.groups import group_row
-from trunkline.cli.places import (
+from trunkline.cli.arguments import (
     at_least,
-    open_folder,
+    open_log,
     parse_point,
     pick_partitions,
     pick_topics,
+    refuse,
 )
-from trunkline.cli.render import Output, amount, cell, confirm, progress, size, to_time
-from trunkline.dead import keeps_books
+from trunkline.cli.flags import add_option_flags, edited, given
+from trunkline.cli.groups import OPTIONAL, far_groups, group_row, info_row, ledgers_of
+from trunkline.cli.render import Printer, amount, cell, confirm, progress, size, to_time
+from trunkline.delivery.deadletters import is_hidden
 from trunkline.errors import Conflict, Corrupt, InvalidOption, NotFound
-from trunkline.log import upkeep
-from trunkline.log.folder import Folder
+from trunkline.folder import Folder, upkeep
 from trunkline.log.reader import PartitionReader
-from trunkline.options import TopicOptions, changed, make
-from trunkline.topics import check_pattern, check_topic, is_pattern, matches
+from trunkline.names import check_pattern, check_topic, is_pattern, matches
+from trunkline.options import TopicOptions, changed, differences, make
+
+if TYPE_CHECKING:
+    from trunkline.cli.far import FarLog
 
 
 def register(commands: Commands[Any]) -> None:
@@ -74,8 +77,8 @@ def run_ls(args: argparse.Namespace) -> int:
     pattern = args.pattern
     if pattern is not None:
         check_pattern(pattern)
-    with closing(open_folder(args)) as folder:
-        groups = [key for key in folder.groups() if not keeps_books(key)]
+    with closing(open_log(args)) as folder:
+        groups = _group_names(folder)
         rows = []
         for topic, options in sorted(folder.topics().items()):
             if pattern is not None and topic != pattern and not matches(pattern, topic):
@@ -86,19 +89,47 @@ def run_ls(args: argparse.Namespace) -> int:
                     "topic": topic,
                     "partitions": options.partitions,
                     "records": sum(part["records"] for part in parts),
-                    "bytes": sum(part["bytes"] for part in parts),
-                    "size": size(sum(part["bytes"] for part in parts)),
-                    "groups": len({key.group for key in groups if key.topic == topic}),
+                    **_sizes(parts),
+                    "groups": sum(name == topic for name, _ in groups),
                 }
             )
         if not rows and pattern is not None and not is_pattern(pattern):
             raise NotFound(f"there is no topic {pattern}", hint="trunkline topic ls")
-        columns = ("topic", "partitions", "records", "size", "groups")
-        Output(args).table(rows, columns, "there are no topics")
+        sized = ("size",) if isinstance(folder, Folder) else ()
+        columns = ("topic", "partitions", "records", *sized, "groups")
+        Printer(args).table(rows, columns, "there are no topics")
     return OK
 
 
-def _partition_row(folder: Folder, topic: str, partition: int) -> dict[str, Any]:
+def _group_names(log: Folder | FarLog) -> set[tuple[str, str]]:
+    """Topic and name of each group, without those that keep the books of dead letters."""
+    folder = ledgers_of(log)
+    if folder is None:
+        assert not isinstance(log, Folder)
+        return {(one.topic, one.group) for one in far_groups(log, None)}
+    return {(key.topic, key.group) for key in folder.groups() if not is_hidden(key)}
+
+
+def _sizes(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """How large a topic is, where its files can be seen."""
+    if not all("bytes" in part for part in parts):
+        return {}
+    total = sum(part["bytes"] for part in parts)
+    return {"bytes": total, "size": size(total)}
+
+
+def _partition_row(folder: Folder | FarLog, topic: str, partition: int) -> dict[str, Any]:
+    if not isinstance(folder, Folder):
+        there = folder.reader(topic, partition)
+        first, end = there.bounds()
+        last = there.read(end - 1, 1, strict=False) if first < end else []
+        return {
+            "partition": partition,
+            "first": first,
+            "next": end,
+            "records": end - first,
+            "last": to_time(last[0].event.ts) if last else None,
+        }
     reader = folder.reader(topic, partition)
     first, end = reader.bounds()
     segments = reader.files()
@@ -131,13 +162,12 @@ def _last_time(reader: PartitionReader) -> str | None:
 
 
 def run_info(args: argparse.Namespace) -> int:
-    out = Output(args)
-    with closing(open_folder(args)) as folder:
+    out = Printer(args)
+    with closing(open_log(args)) as folder:
         count = pick_topics(folder, check_topic(args.topic))[args.topic]
         options = msgspec.structs.asdict(folder.topics()[args.topic])
         parts = [_partition_row(folder, args.topic, n) for n in range(count)]
-        keys = [key for key in folder.groups() if key.topic == args.topic]
-        groups = [group_row(folder, key) for key in keys if not keeps_books(key)]
+        groups = _group_rows(folder, args.topic)
     if out.json:
         out.row(
             {"topic": args.topic, "options": options, "partitions": parts, "groups": groups}, ""
@@ -150,14 +180,26 @@ def run_info(args: argparse.Namespace) -> int:
         for name, value in options.items()
     ]
     out.table(rows, ("option", "value", "set"))
-    for part in parts:
-        part["size"] = size(part["bytes"])
+    columns: tuple[str, ...] = ("partition", "first", "next", "records", "last")
+    if all("bytes" in part for part in parts):
+        columns = ("partition", "first", "next", "records", "size", "segments", "last")
+        for part in parts:
+            part["size"] = size(part["bytes"])
     out.say("")
-    out.table(parts, ("partition", "first", "next", "records", "size", "segments", "last"))
+    out.table(parts, columns)
     out.say("")
-    columns = ("group", "partition", "floor", "lag", "leases", "waiting", "paused")
-    out.table(groups, columns, "no groups")
+    columns = ("group", "partition", "floor", "lag", "scheduled", "leases", "waiting", "paused")
+    out.table(groups, columns, "no groups", optional=OPTIONAL)
     return OK
+
+
+def _group_rows(log: Folder | FarLog, topic: str) -> list[dict[str, Any]]:
+    folder = ledgers_of(log)
+    if folder is None:
+        assert not isinstance(log, Folder)
+        return [info_row(one) for one in far_groups(log, topic)]
+    keys = [key for key in folder.groups() if key.topic == topic]
+    return [group_row(folder, key) for key in keys if not is_hidden(key)]
 
 
 # -- changing ----------------------------------------------------------------------------------
@@ -166,14 +208,17 @@ def run_info(args: argparse.Namespace) -> int:
 def run_create(args: argparse.Namespace) -> int:
     check_topic(args.topic)
     options = make(TopicOptions, given(args, TopicOptions))
-    with closing(open_folder(args)) as folder:
+    with closing(open_log(args)) as folder:
         have = folder.topics().get(args.topic)
         if have is not None and have != options:
             raise Conflict(
                 f"{args.topic} is there with other options",
                 hint=f"trunkline topic edit {args.topic}",
             )
-        folder.define(args.topic, options)
+        if isinstance(folder, Folder):
+            folder.define(args.topic, options)
+        else:
+            folder.call(folder.bus.define(args.topic, **given(args, TopicOptions)))
     _show_options(args, "created" if have is None else "is there already:", options)
     return OK
 
@@ -182,9 +227,14 @@ def run_edit(args: argparse.Namespace) -> int:
     change = edited(args, TopicOptions)
     if change is None:
         raise InvalidOption("nothing to change", hint=f"trunkline topic info {args.topic}")
-    with closing(open_folder(args)) as folder:
+    with closing(open_log(args)) as folder:
         pick_topics(folder, check_topic(args.topic))
-        folder.edit(args.topic, change)
+        if isinstance(folder, Folder):
+            folder.edit(args.topic, change)
+        else:
+            have = folder.topics()[args.topic]
+            differ = differences(have, change(have))
+            folder.call(folder.bus.define(args.topic, **{name: new for name, _, new in differ}))
         options = folder.topics()[args.topic]
     _show_options(args, "changed", options)
     return OK
@@ -194,38 +244,42 @@ def _show_options(args: argparse.Namespace, what: str, options: TopicOptions) ->
     values = msgspec.structs.asdict(options)
     defaults = msgspec.structs.asdict(TopicOptions())
     text = " ".join(f"{k}={cell(v)}" for k, v in values.items() if v != defaults[k])
-    Output(args).row(
+    Printer(args).row(
         {"topic": args.topic, "options": values}, f"{what} {args.topic} {text}".rstrip()
     )
 
 
 def run_rm(args: argparse.Namespace) -> int:
-    with closing(open_folder(args)) as folder:
+    with closing(open_log(args)) as folder:
         count = pick_topics(folder, check_topic(args.topic))[args.topic]
         parts = [_partition_row(folder, args.topic, n) for n in range(count)]
-        groups = sorted({key.group for key in folder.groups() if key.topic == args.topic})
+        groups = sorted(name for topic, name in _group_names(folder) if topic == args.topic)
         row = {
             "topic": args.topic,
             "records": sum(part["records"] for part in parts),
-            "bytes": sum(part["bytes"] for part in parts),
+            **_sizes(parts),
             "groups": groups,
             "dry_run": args.dry_run,
         }
-        what = f"{args.topic}: {amount(row['records'], 'record')}, {size(row['bytes'])}"
+        what = f"{args.topic}: {amount(row['records'], 'record')}"
+        what += f", {row.pop('size')}" if "size" in row else ""
         what += f", groups {', '.join(groups)}" if groups else ""
         if args.dry_run:
-            Output(args).row(row, f"would remove {what}")
+            Printer(args).row(row, f"would remove {what}")
             return OK
         if not confirm(args, f"remove {what}?"):
             return ERROR
-        folder.remove_topic(args.topic)
-    Output(args).row(row, f"removed {what}")
+        if isinstance(folder, Folder):
+            folder.remove_topic(args.topic)
+        else:
+            folder.call(folder.bus.remove(args.topic))
+    Printer(args).row(row, f"removed {what}")
     return OK
 
 
 def run_purge(args: argparse.Namespace) -> int:
-    out = Output(args)
-    with closing(open_folder(args)) as folder:
+    out = Printer(args)
+    with closing(open_log(args)) as folder:
         count = pick_topics(folder, check_topic(args.topic))[args.topic]
         point = parse_point("end" if args.before is None else args.before, folder.clock.now())
         plan: list[dict[str, Any]] = []
@@ -252,7 +306,11 @@ def run_purge(args: argparse.Namespace) -> int:
             if not confirm(args, f"remove {what}?"):
                 return ERROR
             for row in plan:
-                upkeep.trim(folder, args.topic, row["partition"], row["before"])
+                if isinstance(folder, Folder):
+                    upkeep.trim(folder, args.topic, row["partition"], row["before"])
+                else:
+                    place = {"before": row["before"], "partition": row["partition"]}
+                    folder.call(folder.bus.trim(args.topic, **place))
         if out.json:
             out.table(plan, ())
         else:
@@ -260,16 +318,23 @@ def run_purge(args: argparse.Namespace) -> int:
     return OK
 
 
-def _unsettled(folder: Folder, topic: str, partition: int, before: int) -> int:
+def _unsettled(log: Folder | FarLog, topic: str, partition: int, before: int) -> int:
     """How many records below ``before`` the group that is most behind has not settled."""
+    folder = ledgers_of(log)
+    if folder is None:  # all that it can tell is up to where everything is settled
+        assert not isinstance(log, Folder)
+        floors = [one.floor for one in far_groups(log, topic) if one.partition == partition]
+        return max([max(0, before - 1 - floor) for floor in floors], default=0)
     keys = [key for key in folder.groups() if key[:2] == (topic, partition)]
     first, _ = folder.bounds(topic, partition)
-    return max([folder.group(key).lag(before, first) for key in keys], default=0)
+    return max([folder.group(key).ledger.unsettled(before, first) for key in keys], default=0)
 
 
 def run_compact(args: argparse.Namespace) -> int:
-    out = Output(args)
-    with closing(open_folder(args)) as folder:
+    out = Printer(args)
+    with closing(open_log(args)) as folder:
+        if not isinstance(folder, Folder):
+            refuse(folder.url, "compaction", "topic compact")
         count = pick_topics(folder, check_topic(args.topic))[args.topic]
         partitions = pick_partitions(count, args.partition)
         if args.dry_run:

@@ -35,10 +35,18 @@ class Content:
 class SpoolConfig:
     """``config.yaml``. A value that makes no sense leaves the default in place."""
 
-    __slots__ = ("ack_timeout_s", "dedup_window_s", "notify", "poll_s", "retention_max_bytes")
+    __slots__ = (
+        "ack_timeout_s",
+        "dedup_window_s",
+        "keeps_bytes",
+        "notify",
+        "poll_s",
+        "retention_max_bytes",
+    )
 
     def __init__(self) -> None:
         self.retention_max_bytes = RETENTION_MAX_BYTES
+        self.keeps_bytes = False  # the file itself says how much is kept
         self.dedup_window_s = 0
         self.ack_timeout_s = 0
         self.notify = "inotifywait"
@@ -184,6 +192,7 @@ def parse_config(text: bytes) -> SpoolConfig:
             continue
         elif name == b"retention-max-bytes" and number > 0:
             config.retention_max_bytes = number
+            config.keeps_bytes = True
         elif name == b"dedup-window" and 0 <= number <= SECONDS_MAX:
             config.dedup_window_s = number
         elif name == b"ack-timeout" and 0 <= number <= SECONDS_MAX:

@@ -12,16 +12,16 @@ import json
 import math
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from trunkline.errors import InvalidEvent, InvalidName, reason
+from trunkline.errors import InvalidEvent, InvalidName
 from trunkline.event import Event, new_id
+from trunkline.explain import reason
 from trunkline.files import event_file, ndjson
-from trunkline.topics import check_topic
+from trunkline.names import check_topic
 
 ORIGIN: Final = "trunkline-origin"
 VIA: Final = "trunkline-via"
@@ -34,8 +34,7 @@ Json = dict[str, Any]
 _OWN_LINES = (("origin", ORIGIN), ("via", VIA))
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
+class Parcel(NamedTuple):
     """One event on its way: where it began, and the place it is read from now."""
 
     event: Event
@@ -92,10 +91,18 @@ def from_line(line: Json) -> Event:
         "actor": _text(line.get("actor")),
         "subject": scope,
         "key": scope,
-        "idem_key": _text(line.get("idempotency_key")),
+        "idem_key": _text(line.get("idempotency_key")) if line_has_own_key(line) else None,
         "ttl_sec": float(ttl_s) if isinstance(ttl_s, int) and 0 < ttl_s < 1e15 else None,
     }
     return _event(_text(line.get("event_id")) or new_id(), name, fields, headers, payload)
+
+
+def line_has_own_key(line: Json) -> bool:
+    """Whether the publisher chose the idempotency key. The key that ``ndjson.make_event`` fills in
+    is the same for all events of one actor in one second: such a key identifies no event.
+    """
+    made = "|".join(str(line.get(name)) for name in ("topic", "scope", "actor", "ts"))
+    return line.get("idempotency_key") != made
 
 
 def to_spool(item: Parcel) -> bytes:
@@ -251,6 +258,5 @@ def word(text: str) -> str:
 
 
 def _moment(text: Any) -> str | None:
-    with suppress(InvalidEvent):
-        return ndjson.parse_ts(text).isoformat() if isinstance(text, str) else None
-    return None
+    when = ndjson.find_ts(text)
+    return None if when is None else when.isoformat()

@@ -7,6 +7,7 @@ lies below it, so that a folder is claimed with its files.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Final
 
@@ -19,6 +20,8 @@ _STAR: Final[Ranges] = ()  # a run of any characters; every other token is a set
 _DEEP: Final[Part] = ()  # a whole part "**"; every other part has tokens
 _ANY: Final[Ranges] = ((0, ord("/") - 1), (ord("/") + 1, _TOP))
 _PATTERN_MAX = 1024
+_EXPANDED_MAX = 100
+_BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def clean(pattern: str) -> str:
@@ -36,6 +39,29 @@ def clean(pattern: str) -> str:
     if any(ord(char) < 32 or char in "\x7f\x85\u2028\u2029" for char in pattern):
         raise InvalidName(f"a path holds no control characters: {pattern[:80]!r}", name=pattern)
     return "/".join(parts) or "**"
+
+
+def expand(pattern: str) -> list[str]:
+    """The patterns that braces stand for: ``src/{a,b}.py`` is ``src/a.py`` and ``src/b.py``.
+
+    ``InvalidName`` for braces that do not match, are nested, or stand for too many patterns.
+    """
+    found = [""]
+    for index, part in enumerate(_BRACES.split(pattern)):
+        choices = part.split(",") if index % 2 else [part]
+        if any("{" in choice or "}" in choice for choice in choices):
+            raise InvalidName(
+                f"braces that do not match, or lie in each other: {pattern[:80]!r}",
+                name=pattern,
+                hint="write {a,b}, or claim each path by itself",
+            )
+        found = [before + choice for before in found for choice in choices]
+        if len(found) > _EXPANDED_MAX:
+            raise InvalidName(
+                f"braces that stand for more than {_EXPANDED_MAX} paths: {pattern[:80]!r}",
+                name=pattern,
+            )
+    return found
 
 
 def overlap(one: str, other: str) -> bool:

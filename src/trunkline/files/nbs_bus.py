@@ -1,8 +1,9 @@
 """``nbs-bus``: the event queue of a directory on the command line.
 
-Outputs, exit codes and the order of checks are those of the original program, so scripts cannot
-tell the two apart; ``watch`` is the one command it does not have. Every argument stays bytes: what
-the caller typed is what lands in the file.
+Outputs, exit codes and the order of checks are those of the original program. Three things are
+added where a script for the original does not meet them: the command ``watch``, the option
+``--limit``, and the last line of ``status``. Every argument stays bytes: what the caller typed is
+what lands in the file.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ Commands:
                         pending and younger than N seconds (0 or unset: never;
                         dedup-window in config.yaml sets another default)
 
-  check <dir> [--handle=<name>]
+  check <dir> [--handle=<name>] [--limit=N]
       One line per pending event, most urgent first: [priority] file (age)
       --handle=<name>   only what this source published
+      --limit=N         the first N; how many more there are is told on stderr
 
   read <dir> <event-file>
       Print an event.
@@ -50,13 +52,14 @@ Commands:
 
   prune <dir> [--max-bytes=N]
       Remove the oldest processed events until N bytes are left
-      (16777216, or retention-max-bytes in config.yaml).
+      (16777216, or retention-max-bytes in config.yaml; where that is set, ack and
+      ack-all prune by themselves).
 
   status <dir>
       What is pending, by priority, and what is processed; what has been pending longer
-      than ack-timeout in config.yaml.
+      than ack-timeout in config.yaml; the last activity.
 
-  watch <dir> [--handle=<name>] [--timeout=N]
+  watch <dir> [--handle=<name>] [--timeout=N] [--limit=N]
       Wait until an event is pending, then do as check does.
 
   help
@@ -97,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     if not args:
         _write(2, USAGE)
         return BAD_ARGUMENTS
-    if args[0] == b"help":
+    if args[0] == b"help":  # the original has no --help: it is an unknown command there
         _write(2, USAGE)
         return OK
     command = _COMMANDS.get(args[0])
@@ -124,14 +127,29 @@ def main(argv: list[str] | None = None) -> int:
 
 def _publish(args: list[bytes]) -> int:
     directory, source, type_, priority = args[:4]
+    check_words(source, type_)
+    # Only the fifth word can be the payload, and only if it does not look like an option.
+    payload = args[4] if len(args) > 4 and not args[4].startswith(b"--") else b""
+    return publish(directory, source, type_, priority, payload, args[4:])
+
+
+def check_words(source: bytes, type_: bytes) -> None:
     for label, text in ((b"source", source), (b"type", type_)):
         if not text:
             raise Exit(BAD_ARGUMENTS, b"Error: %b must not be empty" % label)
         if any(byte in b" \t\n\v\f\r" for byte in text):
             message = b"Error: %b must not contain whitespace: '%b'" % (label, text)
             raise Exit(BAD_ARGUMENTS, message)
-    # Only the fifth word can be the payload, and only if it does not look like an option.
-    payload = args[4] if len(args) > 4 and not args[4].startswith(b"--") else b""
+
+
+def publish(
+    directory: bytes,
+    source: bytes,
+    type_: bytes,
+    priority: bytes,
+    payload: bytes,
+    options: list[bytes],
+) -> int:
     queue = _open(directory)
     name = os.fsdecode(priority)
     if name not in PRIORITIES:
@@ -139,7 +157,8 @@ def _publish(args: list[bytes]) -> int:
             BAD_ARGUMENTS,
             b"Error: invalid priority '%b' (use: critical, high, normal, low)" % priority,
         )
-    window_s = _window(args[4:], queue)
+    window_s = _window(options, queue)
+    queue.notice_config()
     try:
         shown = queue.publish(source, type_, name, payload, dedup_window_s=window_s)
     except Exception as error:
@@ -186,7 +205,9 @@ def _failed(error: OSError, renaming: bytes) -> Exit:
 
 
 def _check(args: list[bytes]) -> int:
-    return _list(_open(args[0]).pending(_handle(args)))
+    queue = _open(args[0])
+    queue.notice_config()
+    return _list(queue.pending(_handle(args)), _limit(args))
 
 
 def _watch(args: list[bytes]) -> int:
@@ -200,11 +221,23 @@ def _watch(args: list[bytes]) -> int:
             timeout_s = -1.0
         if not 0 <= timeout_s < 1e9:
             raise Exit(BAD_ARGUMENTS, b"Error: invalid --timeout value: " + text)
+    queue.notice_config()
     rows = queue.wait(_handle(args), timeout_s)
-    return _list(rows) if rows else NOT_FOUND
+    return _list(rows, _limit(args)) if rows else NOT_FOUND
 
 
-def _list(rows: list[spool.Pending]) -> int:
+def _limit(args: list[bytes]) -> int | None:
+    text = _option(args[1:], b"--limit=")
+    value = None if text is None else parse_int(text)
+    if text is not None and (value is None or value <= 0):
+        raise Exit(BAD_ARGUMENTS, b"Error: invalid --limit value: " + text)
+    return value
+
+
+def _list(rows: list[spool.Pending], limit: int | None) -> int:
+    if limit is not None and len(rows) > limit:
+        _write(2, b"%d more events are pending\n" % (len(rows) - limit))
+        rows = rows[:limit]
     now_us = time.time_ns() // 1000
     return _write(
         1,
@@ -231,6 +264,7 @@ def _read(args: list[bytes]) -> int:
 
 def _ack(args: list[bytes]) -> int:
     queue = _open(args[0])
+    queue.notice_config()
     _named(queue.ack, args[1])
     return OK
 
@@ -274,6 +308,9 @@ def _status(args: list[bytes]) -> int:
             b"" if state.stale == 1 else b"s",
             state.ack_timeout_s,
         )
+    # The original has no such line. It comes last, so the original's lines keep their numbers.
+    if state.last_us:
+        lines += b"Last activity: %b\n" % iso(state.last_us // 1_000_000).encode()
     return _write(1, lines)
 
 

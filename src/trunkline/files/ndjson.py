@@ -19,11 +19,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from trunkline import units
 from trunkline.errors import InvalidEvent, InvalidName, InvalidOption, StorageError
 from trunkline.log import atomic
 
@@ -46,8 +45,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f/]")
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A place between two lines, and what the log must hold before it to be the same log."""
 
     line: int = 1
@@ -56,8 +54,7 @@ class Mark:
     tail: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Poll:
+class Poll(NamedTuple):
     """What one poll found. The cursor moves when it is handed to ``Consumer.commit``."""
 
     consumer: str
@@ -85,8 +82,7 @@ class Poll:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerState:
+class ConsumerState(NamedTuple):
     """``polls`` is None for an offset file that another program keeps."""
 
     name: str
@@ -96,8 +92,7 @@ class ConsumerState:
     polls: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adoption:
+class Adoption(NamedTuple):
     """Whether the bus has earned its place: at least ``needed`` consumers keep coming back."""
 
     met: bool
@@ -277,6 +272,12 @@ class Consumer:
         for path, value in ((self.offset_file, offset), (self._memo_file, memo)):
             text = json.dumps(value, indent=2, sort_keys=True) + "\n"
             atomic.replace_file(os.path.abspath(path), text.encode())
+            self._share(path)
+
+    def _share(self, path: str) -> None:
+        """Let whoever may read the log read how far a consumer is."""
+        with suppress(OSError):
+            os.chmod(path, 0o600 | (os.stat(self.events_file).st_mode & 0o044))
 
     def _cursor(self) -> tuple[int, Mark | None]:
         offset = _load(self.offset_file)
@@ -320,6 +321,15 @@ def read_batch(
             found.append((number, line))
             end = Mark(number + 1, byte + len(line) + 1)
         return found, _seal(file, end) if found else mark
+
+
+def fits(events_file: str, mark: Mark) -> bool:
+    """Whether the log in front of ``mark`` is still the one that the mark was made in."""
+    try:
+        with open(events_file, "rb") as file:
+            return _fits(file, mark)
+    except FileNotFoundError:
+        return mark.byte == 0
 
 
 def replay(
@@ -372,7 +382,7 @@ def consumers(
                 name=name,
                 next_line=next_line,
                 lag=max(0, total + 1 - next_line),
-                updated_at=_moment(offset.get("updated_at")),
+                updated_at=find_ts(offset.get("updated_at")),
                 polls=polls if mark is not None else None,
             )
         )
@@ -418,21 +428,18 @@ def check_consumer(name: str) -> str:
 def parse_ts(text: str) -> datetime:
     """RFC 3339 with any offset, as UTC. ``InvalidEvent`` without a time zone."""
     try:
-        moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
-        if moment.tzinfo is None:
-            raise ValueError("timestamp must include timezone")
-        return moment.astimezone(UTC)
+        return units.read_time(text, zone=None).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise InvalidEvent(f"invalid timestamp: {error}", field="ts") from error
 
 
 def format_ts(moment: datetime) -> str:
-    return moment.astimezone(UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
+    return units.write_time(moment, fraction=False)
 
 
 def is_expired(event: Json, now: datetime) -> bool:
     """Expired from ``ts + ttl_s`` on. What has no usable ``ts`` or ``ttl_s`` never expires."""
-    ttl_s, moment = event.get("ttl_s"), _moment(event.get("ts"))
+    ttl_s, moment = event.get("ttl_s"), find_ts(event.get("ts"))
     if moment is None or not isinstance(ttl_s, int) or ttl_s <= 0:
         return False
     try:
@@ -452,6 +459,8 @@ def _compact(value: Any) -> str:
 
 def _as_given(path: str) -> str:
     """The path as it was given, without what says nothing: ``./``, ``//``, a last ``/``."""
+    from pathlib import PurePath  # here: a claim does without
+
     return str(PurePath(path))
 
 
@@ -462,10 +471,15 @@ def _is_same(noted: Any, events_file: str) -> bool:
     if not isinstance(noted, str):
         return True
     here = os.path.realpath(events_file)
-    return os.path.realpath(noted) == here or Path(here).match(noted)
+    if os.path.realpath(noted) == here:
+        return True
+    from pathlib import PurePath
+
+    return PurePath(here).match(noted)
 
 
-def _moment(text: Any) -> datetime | None:
+def find_ts(text: Any) -> datetime | None:
+    """The time, or None if the value of a foreign line is none."""
     try:
         return parse_ts(text) if isinstance(text, str) else None
     except InvalidEvent:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import _thread
 import errno
 import os
+import stat
 import time
 
 from trunkline.files.event_file import (
@@ -39,6 +40,10 @@ PROCESSED = b"processed"
 CONFIG = b"config.yaml"
 # Neither ends with ".event" and starts with digits, so no implementation takes it for an event.
 LOCK = b".lock"
+_NOTICED = b".config.noticed"
+_PRUNED = b".pruned"
+_PRUNE_EVERY_NS = 10_000_000_000
+_CONFIG_BYTES = 65_536
 TEMP = b".tmp-"
 SUFFIX = b".event"
 
@@ -76,9 +81,20 @@ class Pruned:
 
 
 class Status:
-    __slots__ = ("ack_timeout_s", "counts", "oldest_us", "processed", "processed_bytes", "stale")
+    """``last_us`` is when something was last published or acknowledged; 0 if nothing ever was."""
+
+    __slots__ = (
+        "ack_timeout_s",
+        "counts",
+        "last_us",
+        "oldest_us",
+        "processed",
+        "processed_bytes",
+        "stale",
+    )
 
     def __init__(self) -> None:
+        self.last_us = 0
         self.counts = [0, 0, 0, 0]
         self.oldest_us = 0
         self.processed = 0
@@ -177,7 +193,12 @@ class Spool:
     def read(self, name: str) -> bytes:
         """The bytes of a pending event. Raises ``NotFound``, or ``InvalidName`` for a path."""
         try:
-            with open(os.path.join(self.path, _check_name(name)), "rb") as file:
+            path = os.path.join(self.path, _check_name(name))
+            # A link that somebody planted leads elsewhere, and a FIFO would never end.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with open(os.open(path, flags), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise _not_found(name)
                 return file.read()
         except OSError:
             raise _not_found(name) from None
@@ -192,6 +213,7 @@ class Spool:
         if not self._move(raw):
             raise _not_found(name)
         self._sync_moves()
+        self.retain()
 
     def ack_all(self, source: str = "") -> int:
         """Acknowledge what waits now; returns how many of them this call acknowledged."""
@@ -203,6 +225,7 @@ class Spool:
         count = sum(self._move(name) for name in names)
         if count:
             self._sync_moves()
+            self.retain(at_once=True)
         return count
 
     def prune(self, max_bytes: int | None = None) -> Pruned:
@@ -233,20 +256,75 @@ class Spool:
                 result.count += 1
         return result
 
+    def retain(self, *, at_once: bool = False) -> None:
+        """Prune where ``config.yaml`` says how much is kept: at most every ten seconds, unless
+        ``at_once``, because a look at all that was processed takes its time.
+        """
+        if not self.config().keeps_bytes:
+            return
+        note = os.path.join(self.path, _PRUNED)
+        try:
+            due = at_once or time.time_ns() - os.stat(note).st_mtime_ns > _PRUNE_EVERY_NS
+        except OSError:
+            due = True
+        if due:
+            try:
+                self.prune()
+                os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+                os.utime(note)
+            except OSError:  # the next command tries again: what was acknowledged stays so
+                pass
+
+    def notice_config(self) -> str | None:
+        """Publish ``config-change`` if ``config.yaml`` is another one than was last noticed; the
+        name of the event. The first look only takes note.
+        """
+        note = os.path.join(self.path, _NOTICED)
+        now, before = _read(os.path.join(self.path, CONFIG)), _read(note)
+        if now == before or (now is None and before is None):
+            return None
+        try:
+            fd = self._lock()
+        except OSError:  # one who may only read
+            return None
+        try:
+            now, before = _read(os.path.join(self.path, CONFIG)), _read(note)
+            if now == before:
+                return None
+            told = None
+            if before is not None:
+                told = self.publish(
+                    "nbs-bus", "config-change", payload=now or b"", dedup_window_s=0
+                )
+            temp = note + b".%d" % os.getpid()
+            with open(temp, "wb") as file:
+                file.write(now or b"")
+            os.replace(temp, note)  # noqa: TID251 -- nbs-bus starts without log.atomic
+            return told
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
     def status(self) -> Status:
         result = Status()
         result.ack_timeout_s = timeout_s = self.config().ack_timeout_s
         now_us = time.time_ns() // 1000
         for rank, us, *_ in self._scan():
             result.counts[rank] += 1
+            result.last_us = max(result.last_us, us)
             if result.pending == 1 or us < result.oldest_us:
                 result.oldest_us = us
             result.stale += timeout_s > 0 and now_us - us > timeout_s * 1_000_000
         processed = os.path.join(self.path, PROCESSED)
         if os.path.isdir(processed):
-            for _, _, size in _files(processed):
+            for _, us_of, size in _files(processed):
                 result.processed += 1
                 result.processed_bytes += size
+                result.last_us = max(result.last_us, us_of or 0)
+            if result.processed:  # an acknowledgement moves a file there
+                moved_us = os.stat(processed).st_mtime_ns // 1000
+                result.last_us = max(result.last_us, moved_us)
         return result
 
     def config(self) -> SpoolConfig:
@@ -268,6 +346,7 @@ class Spool:
         if rows or timeout_s == 0:
             return rows
         for _ in self._ticks(deadline):
+            self.notice_config()
             rows = self.pending(source)
             if rows:
                 return rows
@@ -281,7 +360,7 @@ class Spool:
         if config.notify != "poll":
             import select
 
-            from trunkline.log.inotify import Inotify
+            from trunkline.folder.inotify import Inotify
 
             try:
                 watch = Inotify([os.fsdecode(self.path)])
@@ -474,6 +553,14 @@ def _files(path: bytes, *, sizes: bool = True) -> Iterator[tuple[bytes, int | No
                     yield name, leading_us(name), entry.stat().st_size if sizes else 0
             except OSError:  # it went away while we looked
                 continue
+
+
+def _read(path: bytes) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_CONFIG_BYTES)
+    except OSError:
+        return None
 
 
 def _left(deadline: float | None) -> float:

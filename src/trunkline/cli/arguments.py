@@ -15,48 +15,98 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from typing import Literal, NamedTuple
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
-from trunkline.errors import InvalidOption, NotFound
-from trunkline.log.folder import Folder
+from trunkline import units
+from trunkline.errors import InvalidOption, NoBus, NotFound
+from trunkline.event import Bounds
+from trunkline.folder import Folder
 from trunkline.log.layout import folder_path
-from trunkline.log.reader import Bounds, PartitionReader
+from trunkline.log.reader import PartitionReader
+from trunkline.names import check_pattern, check_topic, is_dead, is_pattern, matches
 from trunkline.options import StoreOptions
-from trunkline.topics import check_pattern, check_topic, is_dead, is_pattern, matches
+
+if TYPE_CHECKING:
+    from trunkline.cli.far import FarLog, FarReader, StoreLog
 
 URL = "file:.bus"
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?", re.ASCII)
+FAR = ("ws", "wss", "nats", "nats+tls", "mongodb", "mongodb+srv")
 _POINT = re.compile(r"(start|end|earliest|latest)|([+-]?)(\d{1,18})", re.ASCII)
-_EPOCH = re.compile(r"\d{9,14}", re.ASCII)
-_MILLISECONDS_FROM = 100_000_000_000  # as seconds, that would be the year 5138
 _POINTS = "start end +N -N N @time"
 _SPANS = "start end +N -N N N: :N A:B @time @t1:t2"
 
 
+class BusChoice(NamedTuple):
+    """The bus of a command."""
+
+    url: str
+    token: str | None = None
+
+    @property
+    def is_folder(self) -> bool:
+        return self.url.startswith("file:")
+
+
+def choose_bus(args: argparse.Namespace) -> BusChoice:
+    """``--url`` or ``--context``, else the environment, else ``file:.bus``."""
+    url: str = getattr(args, "url", "")
+    context: str = getattr(args, "context", "")
+    token: str | None = getattr(args, "bus_token", None)
+    if url and context:
+        raise InvalidOption("--url and --context both name a bus", hint="give one of them")
+    if not (url or context):
+        url = os.environ.get("TRUNKLINE_URL") or os.environ.get("BUS_URL") or ""
+        context = "" if url else os.environ.get("TRUNKLINE_CONTEXT", "")
+    if context:
+        from trunkline.cli.context import find, read_token
+
+        found = find(context)
+        url = found.url
+        if token is None and found.token_file is not None:
+            token = read_token(found.token_file)
+    url = url or URL
+    if check_scheme(url) in ("ws", "wss"):
+        token = token or os.environ.get("TRUNKLINE_TOKEN") or None
+    return BusChoice(url, token)
+
+
 def bus_url(args: argparse.Namespace) -> str:
-    given = (getattr(args, "url", ""), os.environ.get("TRUNKLINE_URL"), os.environ.get("BUS_URL"))
-    return next((url for url in given if url), URL)
+    return choose_bus(args).url
 
 
-def bus_path(url: str) -> str:
-    """The folder that ``url`` names."""
+def check_scheme(url: str) -> str:
+    """The scheme of a bus that a command can open."""
     scheme, colon, place = url.partition(":")
     if scheme == "memory" and colon:
         raise InvalidOption(
             "memory: ends with the process that made it, so a command finds nothing there",
             hint="use file:<folder>",
         )
-    if place.startswith("//") and scheme in ("ws", "wss", "http", "https"):
-        raise InvalidOption(
-            f"{url} is a broker, and this command works on a folder",
-            hint="run it with --url file:<folder> where that is, or ask the broker over HTTP",
-        )
+    if scheme in ("http", "https") and place.startswith("//"):
+        ws = "wss" if scheme == "https" else "ws"
+        raise InvalidOption(f"a bus has no {scheme}: address", hint=f"--url {ws}:{place}")
+    if scheme in FAR and place.startswith("//"):
+        return scheme
     if scheme != "file" or not place:
-        raise InvalidOption(f"not a bus in a folder: {url!r}", hint="for example --url file:.bus")
-    return folder_path(place)
+        raise InvalidOption(
+            f"not a bus: {url!r}",
+            hint="file:.bus, ws://host:7070, nats://host:4222 or mongodb://host/database",
+        )
+    return scheme
+
+
+def bus_path(url: str) -> str:
+    """The folder that ``url`` names; refused for any other bus."""
+    scheme = check_scheme(url)
+    if scheme != "file":
+        raise InvalidOption(
+            f"this command works on the files of a bus, and {scheme}: has none here",
+            hint="run it where the folder is, with --url file:<folder>",
+        )
+    return folder_path(url.partition(":")[2])
 
 
 def open_folder(args: argparse.Namespace, *, create: bool = False) -> Folder:
@@ -65,12 +115,66 @@ def open_folder(args: argparse.Namespace, *, create: bool = False) -> Folder:
     return Folder(bus_path(bus_url(args)), options)
 
 
+def open_log(args: argparse.Namespace, *, create: bool = False) -> Folder | FarLog:
+    """The bus of this command, wherever it is."""
+    chosen = choose_bus(args)
+    if chosen.is_folder:
+        return open_folder(args, create=create)
+    from trunkline.cli.far import open_far
+
+    return open_far(chosen.url, chosen.token, create=create)
+
+
+def open_ledgers(args: argparse.Namespace, what: str) -> Folder | StoreLog:
+    """The bus of this command, whose groups can be looked at offset by offset; else refused."""
+    log = open_log(args)
+    if isinstance(log, Folder):
+        return log
+    from trunkline.cli.far import StoreLog
+
+    if not isinstance(log, StoreLog):
+        log.close()
+        refuse(log.url, "ledgers", what)
+    return log
+
+
+def check_there(log: Folder | FarLog) -> None:
+    """``NoBus`` for a folder that was removed or moved since it was opened."""
+    if isinstance(log, Folder) and not os.path.exists(os.path.join(log.path, "bus.json")):
+        raise gone(log.path)
+
+
+def gone(path: str) -> NoBus:
+    return NoBus(
+        f"the bus at {path} is gone: the folder was removed or moved while this ran",
+        path=path,
+        hint="put it back, or start again with --url where it is now",
+    )
+
+
+def rest(log: Folder | FarLog, seconds: float | None = None) -> None:
+    """Wait a moment before the next look."""
+    if isinstance(log, Folder):
+        time.sleep(log.options.poll_s if seconds is None else seconds)
+    else:
+        log.pause(log.poll_s if seconds is None else seconds)
+
+
+def refuse(url: str, feature: str, what: str) -> NoReturn:
+    scheme = url.partition(":")[0]
+    raise InvalidOption(
+        f"{what} is not for a bus at {scheme}:// (it does not promise {feature!r})",
+        name=feature,
+        hint="docs/cli.md lists what each bus can do",
+    )
+
+
 def duration(text: str) -> float:
     """Seconds: ``90``, ``1.5s``, ``10m``, ``2h``, ``500ms``."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"not a duration: {text!r}: 90, 500ms, 10m, 2h, 1d")
-    return float(found[1]) * _UNITS[found[2] or "s"]
+    try:
+        return units.read_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}: {units.DURATIONS}") from None
 
 
 def at_least(low: int) -> Callable[[str], int]:
@@ -86,25 +190,10 @@ def at_least(low: int) -> Callable[[str], int]:
 
 def parse_time(text: str, now: datetime) -> datetime | None:
     """None if ``text`` is no time."""
-    if _EPOCH.fullmatch(text):
-        value = int(text)
-        return datetime.fromtimestamp(value / 1000 if value >= _MILLISECONDS_FROM else value, UTC)
-    if text == "now":
-        return now
-    if text.startswith("-"):
-        back = _DURATION.fullmatch(text[1:])
-        try:
-            ago = timedelta(seconds=float(back[1]) * _UNITS[back[2] or "s"]) if back else None
-            return None if ago is None else now - ago
-        except OverflowError:
-            return None
-    if len(text) < 8:  # fromisoformat reads "2024" no more than we do
-        return None
     try:
-        when = datetime.fromisoformat(text)
+        return units.read_moment(text, now)
     except ValueError:
         return None
-    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
 
 
 class Point(NamedTuple):
@@ -116,7 +205,7 @@ class Point(NamedTuple):
     n: int = 0
     when: datetime | None = None
 
-    def resolve(self, reader: PartitionReader) -> int:
+    def resolve(self, reader: PartitionReader | FarReader) -> int:
         """The offset it means here. It may lie outside of what there is."""
         first, end = reader.bounds()
         match self.base:
@@ -137,7 +226,7 @@ class Span(NamedTuple):
     stop: Point | None
     single: bool = False
 
-    def resolve(self, reader: PartitionReader) -> Bounds:
+    def resolve(self, reader: PartitionReader | FarReader) -> Bounds:
         """The offsets of a partition that are in it and in the log."""
         first, end = reader.bounds()
         low = first if self.start is None else max(first, self.start.resolve(reader))
@@ -198,7 +287,7 @@ def in_order(span: Span, text: str) -> Span:
     return span
 
 
-def pick_topics(folder: Folder, pattern: str) -> dict[str, int]:
+def pick_topics(folder: Folder | FarLog, pattern: str) -> dict[str, int]:
     """The topics that ``pattern`` names and how many partitions each has; ``NotFound`` if there is
     none. Dead letters are picked by name or by a pattern that asks for them.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import trunkline
-from trunkline.cli.places import (
+from trunkline.cli.arguments import (
     Point,
     Span,
     bus_path,

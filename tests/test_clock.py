@@ -6,7 +6,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
-from trunkline.clock import Clock, SystemClock
+from trunkline.clock import Clock, ServerClock, SystemClock
 
 CLOCK: Clock = SystemClock()  # it is a Clock: the type checker reads this line
 
@@ -40,3 +40,20 @@ def test_readings_of_two_processes_compare_within_one_boot() -> None:
     boot, reading = done.stdout.split()
     assert boot == CLOCK.boot
     assert before <= float(reading) <= CLOCK.monotonic()
+
+
+def test_a_clock_of_a_server_tells_its_time_and_never_goes_back() -> None:
+    one, two = ServerClock("cluster"), ServerClock("cluster")
+    server = CLOCK.now() + timedelta(hours=5)
+    for clock in (one, two):
+        at = CLOCK.monotonic()
+        clock.heard(server, asked=at - 0.01, answered=at + 0.01)
+    assert abs(one.now() - server) < timedelta(seconds=1)
+    assert abs(one.monotonic() - two.monotonic()) < 1
+    assert abs(one.monotonic() - one.now().timestamp()) < 1
+    assert one.boot == two.boot == "cluster"
+
+    before = one.monotonic()
+    at = CLOCK.monotonic()
+    one.heard(server - timedelta(minutes=1), asked=at, answered=at)
+    assert one.monotonic() >= before

@@ -9,12 +9,13 @@ import re
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
 
-from trunkline import errors
+from trunkline import errors, explain
 from trunkline.errors import (
     Corrupt,
     FatalError,
@@ -27,9 +28,9 @@ from trunkline.errors import (
     StorageError,
     TrunklineError,
 )
-from trunkline.inbox import Inbox
-from trunkline.outbox import SqlOutbox
-from trunkline.schemas import Registry
+from trunkline.patterns.inbox import Inbox
+from trunkline.patterns.outbox import SqlOutbox
+from trunkline.patterns.schemas import Registry
 
 CLASSES = [
     value
@@ -142,7 +143,7 @@ def test_what_a_decoder_said_becomes_a_sentence_with_the_field_and_the_value(
 ) -> None:
     with pytest.raises((msgspec.DecodeError, RecursionError)) as caught:
         msgspec.json.decode(data, type=Any if data[0] == "[" else Outer)
-    assert errors.reason(caught.value, data.encode()) == said
+    assert explain.reason(caught.value, data.encode()) == said
 
 
 @pytest.mark.parametrize(
@@ -158,5 +159,5 @@ def test_what_needs_an_extra_says_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(NotFound, match=f"{module} is not installed") as caught:
-        use(None)
+        use(SimpleNamespace(begin=None))  # looks like an engine
     assert caught.value.hint == f"pip install 'trunkline[{extra}]'"

@@ -14,17 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trunkline.check import check_event
+from trunkline.codec import decode_payload, encode_event
 from trunkline.errors import Invalid, InvalidEvent, InvalidName
-from trunkline.event import (
-    PRIORITIES,
-    RANK,
-    Event,
-    Record,
-    check_event,
-    decode_payload,
-    encode_event,
-    new_id,
-)
+from trunkline.event import PRIORITIES, RANK, Event, Record, new_id
 from trunkline.options import Limits
 
 LIMITS = Limits()

@@ -12,16 +12,17 @@ import msgspec
 import pytest
 
 import trunkline
-from trunkline.dead import read_letter
+from trunkline.delivery.deadletters import read_letter
 from trunkline.event import Event
+from trunkline.folder import Folder
+from trunkline.folder.snapshot import Snapshot
+from trunkline.folder.upkeep import pack_segments, verify
+from trunkline.group.changes import AnyOp, Op
 from trunkline.log import head as heads
-from trunkline.log.folder import Folder, GroupKey
-from trunkline.log.journal import Snapshot
 from trunkline.log.layout import group_stem, log_stem, parse_group_stem, segment_path
 from trunkline.log.line import Damaged, Line, Seal, parse, parse_object
 from trunkline.log.segment import Entry, index_frames, read_index
-from trunkline.log.upkeep import pack_segments, verify
-from trunkline.ops import AnyOp, Op
+from trunkline.names import GroupKey
 from trunkline.options import TopicOptions, make
 
 PAGE = (Path(__file__).parents[1] / "docs" / "format.md").read_text("utf-8")

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from trunkline import options
-from trunkline.buses.link import ClientOptions
 
 PAGE = (Path(__file__).parents[1] / "docs" / "options.md").read_text("utf-8")
 KINDS = [
@@ -19,7 +18,6 @@ KINDS = [
     for kind in vars(options).values()
     if isinstance(kind, type) and issubclass(kind, options.Options) and kind is not options.Options
 ]
-KINDS.append(ClientOptions)
 
 
 def allowed(kind: Any) -> str:
@@ -34,6 +32,8 @@ def allowed(kind: Any) -> str:
     parts = get_args(kind)
     if NoneType in parts:
         return f"{allowed(next(part for part in parts if part is not NoneType))}, or `None`"
+    if msgspec.UnsetType in parts:
+        return f"{allowed(next(part for part in parts if part is not msgspec.UnsetType))}, or unset"
     return "`True` `False`" if kind is bool else f"`{kind.__name__}`"
 
 

@@ -11,15 +11,16 @@ import pytest
 import sqlalchemy as sa
 
 import trunkline
-from trunkline.buses.local import LocalBus
+from trunkline.bus.connect import open_local
+from trunkline.bus.local import LocalBus
 from trunkline.errors import Invalid, InvalidEvent, InvalidOption
 from trunkline.event import Event
-from trunkline.heartbeat import Heartbeat, Monitor
-from trunkline.inbox import Inbox
 from trunkline.options import Flow, TopicOptions
-from trunkline.outbox import Drainer, SqlOutbox
-from trunkline.schemas import Registry
-from trunkline.tasks import TaskQueue
+from trunkline.patterns.heartbeat import Heartbeat, Monitor
+from trunkline.patterns.inbox import Inbox
+from trunkline.patterns.outbox import Drainer, SqlOutbox
+from trunkline.patterns.schemas import Registry
+from trunkline.patterns.tasks import TaskQueue
 
 WRONG = [-1, nan, "x", b"x", "\ud800", object(), ["a"]]
 
@@ -27,7 +28,7 @@ WRONG = [-1, nan, "x", b"x", "\ud800", object(), ["a"]]
 @pytest.fixture(params=["memory:", "file:"])
 async def bus(request: Any, tmp_path: Path) -> AsyncIterator[LocalBus]:
     place = tmp_path if request.param == "file:" else ""
-    async with trunkline.connect(f"{request.param}{place}") as bus:
+    async with open_local(f"{request.param}{place}") as bus:
         yield bus
 
 
@@ -73,7 +74,7 @@ def test_an_option_is_refused_whatever_it_is(wrong: Any) -> None:
 @pytest.mark.parametrize("one", [object(), None, 7])
 def test_one_middleware_is_no_list_of_them(one: Any) -> None:
     with pytest.raises(InvalidOption, match="middleware is a list"):
-        trunkline.connect("memory:", middleware=one)
+        open_local("memory:", middleware=one)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -85,7 +86,7 @@ def test_a_script_waits_for_a_number_of_seconds(wrong: Any) -> None:
 @pytest.mark.parametrize("digits", [7, 400, 5000])
 async def test_numbers_that_nothing_can_hold_are_refused(digits: int) -> None:
     many = 10**digits
-    async with trunkline.connect("memory:") as bus:
+    async with open_local("memory:") as bus:
         for call in (
             lambda: TaskQueue(bus, "jobs").work(print, workers=many),
             lambda: bus.read("orders", -many),
@@ -123,21 +124,22 @@ def test_an_outbox_takes_the_fields_of_an_event_and_no_others() -> None:
     outbox.create()
     with engine.begin() as connection:
         assert outbox.add(connection, "orders", 1, id="mine") == "mine"
-        for topic, payload, fields in (
+        wrong: list[tuple[Any, Any, Any]] = [
             ("orders", 1, {"colour": "red"}),
             (Event(topic="orders"), None, {"key": "c42"}),
             (Event(topic="orders"), 1, {}),
-        ):
+        ]
+        for topic, payload, fields in wrong:
             with pytest.raises(InvalidEvent):
                 outbox.add(connection, topic, payload, **fields)
     assert outbox.waiting() == 1
     with pytest.raises(InvalidOption):
-        Drainer(outbox, None, colour="red")
+        Drainer(outbox, None, colour="red")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("topic", [[], {}, None, 7, "\ud800"])
 async def test_what_is_no_topic_has_no_schema(topic: Any) -> None:
-    async with trunkline.connect("memory:") as bus:
+    async with open_local("memory:") as bus:
         registry = Registry(bus)
         for call in (registry.versions, registry.current):
             with pytest.raises(Invalid):
@@ -148,7 +150,7 @@ async def test_what_is_no_topic_has_no_schema(topic: Any) -> None:
 
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_signs_of_life_come_at_times(wrong: Any) -> None:
-    async with trunkline.connect("memory:") as bus:
+    async with open_local("memory:") as bus:
         for call in (
             lambda: Heartbeat(bus, "till", every_s=wrong),
             lambda: Monitor(bus, late_s=wrong),

@@ -17,9 +17,11 @@ TYPE_CHECKING = False  # typing's own would cost a command like nbs-bus its quic
 if TYPE_CHECKING:
     from typing import Any
 
-    from trunkline.bus import Bus, Delivery, Subscription
-    from trunkline.buses import connect
+    from trunkline.bus import Bus, DeadLetters, Delivery, GroupInfo, Handler, Subscription
+    from trunkline.bus.connect import connect
+    from trunkline.bus.sync import open
     from trunkline.clock import Clock, SystemClock
+    from trunkline.delivery.deadletters import Letter, Redrive
     from trunkline.errors import (
         Closed,
         Conflict,
@@ -48,14 +50,14 @@ if TYPE_CHECKING:
     from trunkline.event import Event, Receipt, Record
     from trunkline.options import BusOptions, Flow, GroupOptions, Limits, StoreOptions, TopicOptions
     from trunkline.store import Store, open_store
-    from trunkline.sync import open
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "trunkline.bus": ("Bus", "Delivery", "Subscription"),
-    "trunkline.buses": ("connect",),
-    "trunkline.sync": ("open",),
+    "trunkline.bus": ("Bus", "DeadLetters", "Delivery", "GroupInfo", "Handler", "Subscription"),
+    "trunkline.delivery.deadletters": ("Letter", "Redrive"),
+    "trunkline.bus.connect": ("connect",),
+    "trunkline.bus.sync": ("open",),
     "trunkline.clock": ("Clock", "SystemClock"),
     "trunkline.event": ("Event", "Receipt", "Record"),
     "trunkline.store": ("Store", "open_store"),
@@ -104,6 +106,11 @@ __all__ = [
     "Bus",
     "Delivery",
     "Subscription",
+    "Handler",
+    "GroupInfo",
+    "DeadLetters",
+    "Letter",
+    "Redrive",
     "Store",
     "open_store",
     "Clock",

@@ -21,7 +21,7 @@ from typing import Final, Literal
 import msgspec
 
 from trunkline.errors import Denied, InvalidOption
-from trunkline.topics import SYSTEM_PREFIX, check_pattern, is_dead, is_pattern, matches
+from trunkline.names import SYSTEM_PREFIX, check_pattern, is_dead, is_pattern, matches
 
 Action = Literal["publish", "subscribe", "read", "admin"]
 ACTIONS: Final = ("publish", "subscribe", "read", "admin")
@@ -56,6 +56,7 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     expires: datetime | None = None
     revoked: bool = False
     certificate: bool = False
+    scopes: tuple[str, ...] = ()  # roles; the lists of a topic may name them like agents
 
     def counts(self, now: datetime) -> bool:
         return not self.revoked and (self.expires is None or now < self.expires)
@@ -68,6 +69,11 @@ class Principal(msgspec.Struct, frozen=True):
     grants: tuple[Grant, ...] = ()
     token: str = ""
     expires: datetime | None = None
+    scopes: tuple[str, ...] = ()
+
+
+def principal_of(token: Token) -> Principal:
+    return Principal(token.agent, token.grants, token.id, token.expires, token.scopes)
 
 
 EVERYTHING: Final = Grant(("admin",), (">", "system.>", "*.DLQ"), (">",))
@@ -99,12 +105,12 @@ def _allowed(who: Principal, action: Action, topic: str, group: str) -> bool:
         if action not in grant.actions and "admin" not in grant.actions:
             continue
         if grant.deny:
-            if any(_touches(p, topic) for p in grant.topics) and (
+            if any(touches(p, topic) for p in grant.topics) and (
                 not group or any(matches(p, group) for p in grant.groups)
             ):
                 return False
         elif _is_all(grant) or (
-            any(_covers(p, topic) for p in grant.topics)
+            any(covers(p, topic) for p in grant.topics)
             and (not group or any(matches(p, group) for p in grant.groups))
         ):
             allowed = True
@@ -125,7 +131,7 @@ def _special(topic: str) -> bool:
     return is_dead(topic) or topic.startswith(SYSTEM_PREFIX)
 
 
-def _covers(pattern: str, topic: str) -> bool:
+def covers(pattern: str, topic: str) -> bool:
     """Whether everything that ``topic`` matches is matched by ``pattern``."""
     if _special(topic) and not _names(pattern, topic):
         return False
@@ -149,7 +155,7 @@ def _names(pattern: str, topic: str) -> bool:
     return not is_dead(topic) or is_dead(pattern)
 
 
-def _touches(pattern: str, topic: str) -> bool:
+def touches(pattern: str, topic: str) -> bool:
     """Whether the two can match one topic: enough for a denial."""
     left, right = pattern.split("."), topic.split(".")
     for a, b in zip(left, right, strict=False):
@@ -174,10 +180,16 @@ def new_token(
     created: datetime,
     expires: datetime | None = None,
     certificate: bool = False,
+    scopes: Iterable[str] = (),
 ) -> tuple[str, Token]:
     """The token to hand out, once, and what to keep of it. For a certificate there is none."""
     if not agent or len(agent) > 200 or not agent.isprintable():
         raise InvalidOption("an agent has a name of 1 to 200 printable characters", name="agent")
+    if agent == "*" or agent.startswith("!"):  # lists of topics would read it as something else
+        raise InvalidOption("an agent's name is not * and does not begin with !", name="agent")
+    scopes = tuple(scopes)
+    if any(not re.fullmatch(r"[A-Za-z0-9_.:-]{1,200}", scope) for scope in scopes):
+        raise InvalidOption("a scope has 1 to 200 letters, digits or _.:-", name="scopes")
     name, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     kept = Token(
         id=name,
@@ -187,6 +199,7 @@ def new_token(
         created=created,
         expires=expires,
         certificate=certificate,
+        scopes=scopes,
     )
     return "" if certificate else f"tl_{name}_{secret}", kept
 
@@ -214,7 +227,7 @@ def admit(text: str, kept: Token | None, now: datetime) -> Principal | None:
     same = hmac.compare_digest(_digest(secret), digest)  # also for an unknown one: in equal time
     if not same or found is None or kept is None or kept.id != found[1] or not kept.counts(now):
         return None
-    return Principal(kept.agent, kept.grants, kept.id, kept.expires)
+    return principal_of(kept)
 
 
 def _digest(secret: str) -> str:

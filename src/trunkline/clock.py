@@ -65,3 +65,29 @@ class SystemClock:
         import asyncio
 
         return asyncio.get_running_loop().call_later(seconds, callback)
+
+
+class ServerClock(SystemClock):
+    """The time of a server, for a store whose members run on several machines: their boots and
+    monotonic clocks cannot be compared, so both come from the server.
+
+    ``boot`` is the name of the place that all members share, such as the id of a database. Call
+    ``heard`` with the server's time now and then; between two calls time goes on by this machine's
+    monotonic clock, and never backwards.
+    """
+
+    def __init__(self, boot: str) -> None:
+        self._boot = boot
+        self._ahead_s = super().now().timestamp() - time.monotonic()
+        self._last = 0.0
+
+    def heard(self, server: datetime, *, asked: float, answered: float) -> None:
+        """The server's time, between two readings of ``time.monotonic``."""
+        self._ahead_s = server.timestamp() - (asked + answered) / 2
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.monotonic(), UTC)
+
+    def monotonic(self) -> float:
+        self._last = max(self._last, time.monotonic() + self._ahead_s)
+        return self._last

@@ -51,6 +51,11 @@ class Ranges:
         at = bisect_right(self._starts, first) - 1
         return at >= 0 and last <= self._ends[at]
 
+    def end_of(self, offset: int) -> int:
+        """The last offset of the range that holds ``offset``; ``offset - 1`` if none does."""
+        at = bisect_right(self._starts, offset) - 1
+        return max(offset - 1, self._ends[at]) if at >= 0 else offset - 1
+
     def __contains__(self, offset: int) -> bool:
         at = bisect_right(self._starts, offset) - 1
         return at >= 0 and offset <= self._ends[at]

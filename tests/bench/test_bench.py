@@ -24,7 +24,8 @@ from benchmarks.harness import (
     payloads,
 )
 
-from trunkline.event import Event, encode_event
+from trunkline.codec import encode_event
+from trunkline.event import Event
 from trunkline.log.line import frame_batch
 from trunkline.options import Limits
 
@@ -80,7 +81,7 @@ def test_an_unknown_line_is_refused_by_name() -> None:
 
 
 def test_a_name_chooses_one_line_and_its_start_chooses_several() -> None:
-    assert [line.name for line in lines_named("publish-64-nats")] == ["publish-64-nats"]
+    assert [line.name for line in lines_named("catch-up-redis")] == ["catch-up-redis"]
     assert {line.name for line in lines_named("growth")} == {
         name for name in LINES if name.startswith("growth")
     }

@@ -14,6 +14,7 @@ import signal
 import sys
 
 import trunkline
+from trunkline.bus.connect import open_local
 from trunkline.options import GroupOptions
 
 TOPIC = "t"
@@ -22,7 +23,7 @@ _MANY = 50
 
 async def publish(folder: str, name: str, count: int) -> None:
     """Singly, side by side, and in batches, in turn."""
-    async with trunkline.connect(f"file:{folder}") as bus:
+    async with open_local(f"file:{folder}") as bus:
         sent = 0
         while sent < count:
             part = [{"by": name, "n": n} for n in range(sent, min(sent + _MANY, count))]
@@ -34,7 +35,7 @@ async def publish(folder: str, name: str, count: int) -> None:
 
 
 async def consume(folder: str, group: str) -> None:
-    bus = trunkline.connect(f"file:{folder}", snapshot_bytes=1 << 40, journal_sync_s=0.2)
+    bus = open_local(f"file:{folder}", snapshot_bytes=1 << 40, journal_sync_s=0.2)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     policy = GroupOptions(ordering="none", ack_timeout_s=300.0)

@@ -13,7 +13,8 @@ import sys
 import time
 
 import trunkline
-from trunkline.log.folder import Folder, GroupKey
+from trunkline.folder import Folder
+from trunkline.names import GroupKey
 from trunkline.options import GroupOptions
 
 TOPIC, GROUP = "t", "g"

@@ -1,8 +1,8 @@
 """kill -9 at every executed line of the storage code.
 
-A run forks, counts the lines it executes in ``trunkline.log``, ``trunkline.stores.file`` and
-``trunkline.outbox`` with a trace function, and kills itself with SIGKILL at the n-th. What it had
-promised by then came through a pipe; the parent checks the folder that is left.
+A run forks, counts the lines it executes in ``trunkline.log``, ``trunkline.folder``, the file store
+and ``trunkline.patterns.outbox`` with a trace function, and kills itself with SIGKILL at the n-th.
+What it had promised by then came through a pipe; the parent checks the folder that is left.
 
 Between two lines that leave the same bytes and the same promises there is nothing to tell apart. So
 ``watch`` first looks at the folder before every line, and ``sweep`` then kills at the first and the
@@ -24,19 +24,30 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, NamedTuple
 
-import trunkline.dead
-import trunkline.log.folder
-import trunkline.outbox
-import trunkline.stores.file
+import trunkline.delivery.deadletters
+import trunkline.folder
+import trunkline.folder.root
+import trunkline.log
+import trunkline.patterns.outbox
+import trunkline.store.committer
+import trunkline.store.file
 
 from . import plants
 from .promises import Promises, Say
 from .scenes import SCENES, Scene
 
-_LOG = os.path.dirname(os.path.abspath(trunkline.log.folder.__file__))
+_STORAGE = tuple(
+    os.path.dirname(os.path.abspath(str(package.__file__)))
+    for package in (trunkline.folder, trunkline.log)
+)
 _MORE = {
     os.path.abspath(str(module.__file__))
-    for module in (trunkline.stores.file, trunkline.outbox, plants)
+    for module in (
+        trunkline.store.file,
+        trunkline.store.committer,
+        trunkline.patterns.outbox,
+        plants,
+    )
 }
 Plant = Callable[[], None]
 
@@ -66,7 +77,7 @@ def _trace(at_line: Callable[[int], None]) -> None:
         ours = counted.get(code)
         if ours is None:
             name = code.co_filename
-            ours = counted[code] = name.startswith(_LOG) or name in _MORE
+            ours = counted[code] = name.startswith(_STORAGE) or name in _MORE
         if not ours:
             return None
         if what == "line":
@@ -85,7 +96,7 @@ def _steady_names() -> None:
         return f"{next(names):0{2 * (nbytes or 4)}x}"
 
     secrets.token_hex = token_hex
-    for module in (trunkline.log.folder, trunkline.dead):
+    for module in (trunkline.folder.root, trunkline.delivery.deadletters):
         module.new_id = lambda: f"id-{next(names)}"  # type: ignore[attr-defined]
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import sqlalchemy as sa
 
 import trunkline
-import trunkline.outbox as outbox_module
+import trunkline.patterns.outbox as outbox_module
 from trunkline.event import Event, Receipt
 from trunkline.options import changed
-from trunkline.outbox import Drainer, SqlOutbox
-from trunkline.stores.file import FileStore
+from trunkline.patterns.outbox import Drainer, SqlOutbox
+from trunkline.store.file import FileStore
 from trunkline.testing.clock import ManualClock
 
 from .promises import BASE, OPTIONS, Promises, Say, StillClock
@@ -74,7 +74,7 @@ def fill_and_fail(root: str, say: Say) -> None:
     note = os.path.join(root, "bus", "wal", "plain.head")
 
     async def publish() -> None:
-        claimed = _open(root)._claim("dead", 4, _LEASE_S)
+        claimed = await _open(root).claim("dead", 4, _LEASE_S)
         async with trunkline.connect(f"file:{root}/bus", **_STORE) as bus:
             await bus.publish("plain", "another's")
             await bus.publish_many("wide", [row.event for row in claimed[:2]])

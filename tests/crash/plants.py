@@ -8,14 +8,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trunkline.log import atomic, recovery, upkeep, writer
+from trunkline.delivery.pump import Pump
+from trunkline.folder import compaction
+from trunkline.folder.group_file import GroupFile
+from trunkline.group.changes import AnyOp
+from trunkline.log import atomic, writer
+from trunkline.log import recover as recovery
 from trunkline.log.head import Head
-from trunkline.log.journal import GroupFile
 from trunkline.log.line import frame_batch
 from trunkline.log.segment import Segment
 from trunkline.log.writer import PartitionWriter, Placed
-from trunkline.ops import AnyOp
-from trunkline.pump import Pump
 
 
 def _plant(where: Any, name: str, what: Any) -> None:
@@ -101,8 +103,8 @@ def settled_before_dead_letter() -> None:
     bury = Pump._bury
 
     async def hasty(self: Pump) -> None:
-        self._said.acks += [dead.lease for dead in self._buried]
-        await self._update(take=False)
+        self._outcomes.acks += [one.lease for one in self._letters._given_up]
+        await self._commit(take=False)
         await bury(self)
 
     _plant(Pump, "_bury", hasty)
@@ -140,7 +142,7 @@ def journal_before_its_base() -> None:
     """The new journal begins before the snapshot that it goes on from is there."""
 
     def hasty(self: GroupFile) -> None:
-        self._begin_journal(self._generation + 1, self._position)
+        self._begin_journal(self._journal.generation + 1, self._journal.position)
         self._write_snapshot()
 
     _plant(GroupFile, "_begin_next", hasty)
@@ -161,7 +163,7 @@ def sync_tried_again() -> None:
 
 def old_file_removed_first() -> None:
     """Compression removes the plain segment before the packed one is there."""
-    rewrite = upkeep.rewrite
+    from trunkline.folder.rewrite import rewrite
 
     def hasty(segment: Segment, *args: Any, packed: bool | None = None, guard: Any = None) -> None:
         if packed:
@@ -170,7 +172,7 @@ def old_file_removed_first() -> None:
             args = (lines, *args[1:])
         rewrite(segment, *args, packed=packed, guard=guard)
 
-    _plant(upkeep, "rewrite", hasty)
+    _plant(compaction, "rewrite", hasty)
 
 
 # What a power cut shows, and what kill -9 shows: the scene, and the mistake in it.

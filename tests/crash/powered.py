@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
+from trunkline.folder import Folder, upkeep
 from trunkline.group import Group
-from trunkline.log import upkeep
-from trunkline.log.folder import Folder
 from trunkline.options import GroupOptions, TopicOptions
 
 from .plants import PLANTS

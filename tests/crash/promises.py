@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from trunkline.dead import read_letter
+from trunkline.codec import encode_event
+from trunkline.delivery.deadletters import read_letter
 from trunkline.errors import TrunklineError
-from trunkline.event import Event, Record, encode_event
-from trunkline.log import upkeep
-from trunkline.log.folder import Folder, GroupKey
+from trunkline.event import Event, Record
+from trunkline.folder import Folder, upkeep
+from trunkline.names import GroupKey, dead_topic, is_dead
 from trunkline.options import Limits, StoreOptions
-from trunkline.topics import dead_topic, is_dead
 
 Say = Callable[..., None]
 Values = dict[int, int]

@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from trunkline.errors import Corrupt, TrunklineError
-from trunkline.log import upkeep
-from trunkline.log.folder import Folder
+from trunkline.folder import Folder, upkeep
 from trunkline.options import GroupOptions, TopicOptions
 
 from .promises import BASE, OPTIONS, StillClock, append, records_of, values
@@ -34,10 +33,10 @@ def make(root: str) -> None:
     folder.step(KEY, lambda group: group.define(GroupOptions(ordering="none"), 0))
     take(folder, 6)
     folder.step(KEY, lambda group: group.settle([1, 2]))
-    folder._groups[KEY].save(1)
+    folder._groups._files[KEY].save(1)
     folder.step(KEY, lambda group: group.settle([4]))
     folder.sync_groups()
-    folder._groups[KEY].save(1)
+    folder._groups._files[KEY].save(1)
     folder.step(KEY, lambda group: group.settle([3]))
     folder.sync_groups()
     folder.step(KEY, lambda group: group.settle([6]))

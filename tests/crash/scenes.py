@@ -12,13 +12,13 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from trunkline.buses.local import LocalBus
+from trunkline.bus.local import LocalBus
 from trunkline.errors import StorageError
-from trunkline.group import Group, Item, Lease
-from trunkline.log import upkeep
-from trunkline.log.folder import Folder, GroupKey
+from trunkline.folder import Folder, upkeep
+from trunkline.group import Group, Lease
+from trunkline.names import GroupKey
 from trunkline.options import GroupOptions, TopicOptions
-from trunkline.stores.file import FileStore
+from trunkline.store.file import FileStore
 
 from .promises import OPTIONS, Promises, Say, StillClock, broken, event, publish, records_of
 
@@ -80,7 +80,7 @@ def take(folder: Folder, count: int) -> list[Lease]:
 
     def step(group: Group) -> list[Lease]:
         for record in records:
-            group.offer(Item(record.offset, None, 2, 0.0, float("inf"), 0.0))
+            group.offer(record.offset)
         return group.take(folder.join(), now=0.0, wall=0.0, limit=count).leases
 
     return folder.step(KEY, step)

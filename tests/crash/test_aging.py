@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import trunkline.sync
-from trunkline.log.folder import Folder
+import trunkline.bus.sync
+from trunkline.folder import Folder
 from trunkline.options import GroupOptions, TopicOptions
 
 from .flood import KEY, TOPIC, WAITING
@@ -88,7 +88,7 @@ def flood(folder: str, aging_s: float) -> Iterator[Flood]:
 
 
 def publish_low(folder: str) -> float:
-    with trunkline.sync.open(f"file:{folder}") as bus:
+    with trunkline.bus.sync.open(f"file:{folder}") as bus:
         now = time.monotonic()
         bus.publish(TOPIC, now, priority="low")
     return now

@@ -17,8 +17,8 @@ import pytest
 
 import trunkline
 from trunkline.errors import StorageFull, TrunklineError
-from trunkline.log import atomic, upkeep
-from trunkline.log.folder import Folder
+from trunkline.folder import Folder, upkeep
+from trunkline.log import atomic
 from trunkline.log.writer import PartitionWriter
 from trunkline.options import GroupOptions, StoreOptions, TopicOptions
 

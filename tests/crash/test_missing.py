@@ -9,7 +9,7 @@ import pytest
 
 import trunkline
 from trunkline.errors import Conflict, Corrupt, StorageError, TrunklineError
-from trunkline.log.folder import Folder
+from trunkline.folder import Folder
 from trunkline.log.writer import PartitionWriter
 from trunkline.options import TopicOptions
 

@@ -92,7 +92,7 @@ def test_more_than_twenty_thousand_disks(share: int, place: str) -> None:
 def test_a_planted_bug_is_found(plant: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if plant == "torn tail kept":  # a mistake of whoever opens the folder afterwards
         steps, root = recorded(place)
-        for module in ("trunkline.log.writer.survey", "trunkline.log.recovery.survey"):
+        for module in ("trunkline.log.writer.survey", "trunkline.log.recover.survey"):
             name, _, attribute = module.rpartition(".")
             monkeypatch.setattr(module, getattr(sys.modules[name], attribute))  # put back later
         PLANTS[plant]()

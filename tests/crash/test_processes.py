@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from trunkline.errors import Closed, LockTimeout
-from trunkline.log import upkeep
-from trunkline.log.folder import Folder, GroupKey
+from trunkline.folder import Folder, upkeep
+from trunkline.names import GroupKey
 from trunkline.options import StoreOptions, TopicOptions
 
 from .crowd import TOPIC
@@ -237,7 +237,7 @@ def test_a_forked_child_does_not_keep_the_locks_of_a_dead_parent(tmp_path: Path)
     root = os.fspath(tmp_path)
     program = (
         "import os, sys, time\n"
-        "from trunkline.log.folder import Folder\n"
+        "from trunkline.folder import Folder\n"
         "from crash.promises import append\n"
         "folder = Folder(sys.argv[1])\n"
         "append(folder, 't', [1])\n"
@@ -271,7 +271,8 @@ def test_a_holder_that_was_stopped_gives_others_a_timeout(what: str, tmp_path: P
     root = os.fspath(tmp_path)
     program = (
         "import sys, time\n"
-        "from trunkline.log.folder import Folder, GroupKey\n"
+        "from trunkline.folder import Folder\n"
+        "from trunkline.names import GroupKey\n"
         "from trunkline.options import GroupOptions\n"
         "from crash.promises import append\n"
         "folder = Folder(sys.argv[1])\n"
@@ -335,7 +336,7 @@ def check_one_key(root: str, processes: int, tries: int) -> None:
     folder.define(TOPIC, TopicOptions(dedup_window_s=600.0, segment_records=7))
     program = (
         "import sys\n"
-        "from trunkline.log.folder import Folder\n"
+        "from trunkline.folder import Folder\n"
         "from crash.promises import append\n"
         "folder = Folder(sys.argv[1])\n"
         "for number in range(1, int(sys.argv[2]) + 1):\n"

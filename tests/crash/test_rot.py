@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from trunkline.errors import Corrupt, TrunklineError, UnsupportedFormat
-from trunkline.log import recovery, upkeep
-from trunkline.log.folder import Folder
+from trunkline.folder import Folder, upkeep
+from trunkline.log import recover as recovery
 
 from . import sample
 from .promises import OPTIONS, StillClock

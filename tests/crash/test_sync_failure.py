@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from trunkline.errors import StorageError, StorageFull
+from trunkline.folder import Folder
 from trunkline.log import atomic
-from trunkline.log.folder import Folder
-from trunkline.stores.file import FileStore
+from trunkline.store.file import FileStore
 
 from .plants import sync_tried_again
 from .promises import Promises, append, broken, event, records_of, values
@@ -205,7 +205,7 @@ def test_a_failed_sync_of_the_head_stops_a_trim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is trimmed is out of sight for good only once the head is durable."""
-    from trunkline.log import upkeep
+    from trunkline.folder import upkeep
 
     folder = open_folder(os.fspath(tmp_path))
     append(folder, TOPIC, [1, 2, 3])

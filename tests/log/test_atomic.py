@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from kit.log_events import TOPIC, publish
 from trunkline.errors import LockTimeout, StorageError, StorageFull
-from trunkline.log import atomic, upkeep
-from trunkline.log.folder import Folder, GroupKey
+from trunkline.folder import Folder, upkeep
+from trunkline.log import atomic
+from trunkline.names import GroupKey
 from trunkline.options import GroupOptions, StoreOptions, TopicOptions
-
-from .events import TOPIC, publish
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_files_are_ours_alone(wide_open: None, root: str) -> None:
     key = GroupKey(TOPIC, 0, "g")
     folder.step(key, lambda group: group.define(GroupOptions(), 0))
     folder.join()
-    folder._groups[key].renew(1)
+    folder._groups._files[key].renew(1)
     seen = set()
     for place, _, files in os.walk(root):
         assert stat.S_IMODE(os.stat(place).st_mode) == 0o700, place
@@ -77,12 +77,15 @@ def test_what_was_planted_is_refused(kind: str, name: str, root: str, tmp_path: 
     folder.abandon()
 
 
-def test_a_replaced_link_is_replaced_and_not_followed(root: str, tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_file_is_neither_read_nor_written(
+    root: str, tmp_path: Path
+) -> None:
     Folder(root, StoreOptions(reserve_bytes=0)).close()
     victim = plant("symlink", Path(root, "topics.json"), tmp_path)
     victim.write_bytes(b"{}")
     folder = Folder(root, StoreOptions(reserve_bytes=0))
-    folder.define(TOPIC, TopicOptions(partitions=2))
+    with pytest.raises(StorageError, match="not a plain file"):
+        folder.define(TOPIC, TopicOptions(partitions=2))
     assert victim.read_bytes() == b"{}"
     folder.close()
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.log_events import TOPIC, event, put
 from trunkline.errors import InvalidName
-from trunkline.log.folder import Folder, GroupKey
-from trunkline.log.inotify import Change
+from trunkline.folder import Folder
+from trunkline.folder.inotify import Change
 from trunkline.log.layout import (
     group_stem,
     log_stem,
@@ -19,10 +20,8 @@ from trunkline.log.layout import (
     parse_stem,
     segment_path,
 )
+from trunkline.names import GroupKey, check_group, check_topic
 from trunkline.options import GroupOptions
-from trunkline.topics import check_group, check_topic
-
-from .events import TOPIC, event, put
 
 _token = st.text("aB0_-", min_size=1, max_size=6)
 _name = st.lists(_token, min_size=1, max_size=4).map(".".join).filter(lambda n: "__" not in n)

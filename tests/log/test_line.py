@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline.event import encode_event
+from kit.log_events import event
+from trunkline.codec import encode_event
 from trunkline.log.line import (
     Damaged,
     close_line,
@@ -21,8 +22,6 @@ from trunkline.log.line import (
     read_records,
 )
 from trunkline.options import Limits
-
-from .events import event
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),

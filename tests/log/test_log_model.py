@@ -11,13 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kit.log_events import TOPIC, at, event, payloads, put
 from trunkline.errors import OutOfRange
-from trunkline.log import upkeep
-from trunkline.log.folder import Folder
+from trunkline.folder import Folder, upkeep
 from trunkline.options import StoreOptions, TopicOptions
 from trunkline.testing.clock import ManualClock
-
-from .events import TOPIC, at, event, payloads, put
 
 _key = st.sampled_from([None, "a", "b"])
 _record = st.tuples(_key, st.integers(0, 9), st.sampled_from([5, 400]))

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from kit.folders import Opener
+from kit.log_events import TOPIC, at, event, payloads, publish, put
 from trunkline.errors import Corrupt, NoBus, OutOfRange, StorageError
-from trunkline.log import upkeep
-from trunkline.log.folder import Folder
+from trunkline.folder import Folder, upkeep
 from trunkline.log.reader import list_segments
 from trunkline.log.segment import Segment
 from trunkline.options import TopicOptions
-
-from .conftest import Opener
-from .events import TOPIC, at, event, payloads, publish, put
 
 
 def test_a_file_that_is_listed_and_never_there_is_an_error_of_the_storage(

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from kit.folders import Opener
+from kit.log_events import TOPIC, at, event, payloads, publish, put
 from trunkline.errors import Corrupt
-from trunkline.log import upkeep
-from trunkline.log.folder import Folder
+from trunkline.folder import Folder, upkeep
 from trunkline.log.segment import Entry, Segment, index_frames, index_line, read_index
 from trunkline.options import TopicOptions
-
-from .conftest import Opener
-from .events import TOPIC, at, event, payloads, publish, put
 
 INDEX = "wal/t.00000001.index"
 PLAIN = "wal/t.00000001.jsonl"

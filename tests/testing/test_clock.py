@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 from trunkline.clock import Clock
+from trunkline.store.memory import MemoryStore
 from trunkline.testing import ManualClock, PassingClock
 
 CLOCKS: tuple[Clock, ...] = (ManualClock(), PassingClock())  # the type checker reads this line
@@ -105,3 +106,18 @@ async def test_the_passing_clock_really_waits() -> None:
     await clock.run(0.06)
     await clock.settle()
     assert clock.monotonic() - before >= 0.1
+
+
+async def test_settling_waits_for_the_calls_of_a_remote_store() -> None:
+    class Remote(MemoryStore):
+        calls = 3
+
+        async def idle(self) -> bool:
+            was, self.calls = self.calls, max(0, self.calls - 1)
+            await asyncio.sleep(0.001)
+            return was == 0
+
+    clock, store = ManualClock(), Remote()
+    clock.wait_for(store)
+    await clock.settle()
+    assert store.calls == 0

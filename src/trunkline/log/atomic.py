@@ -14,10 +14,11 @@ import stat
 import time
 from collections.abc import Iterable
 
-from trunkline.errors import LockTimeout, StorageError, StorageFull
+from trunkline.errors import Corrupt, LockTimeout, StorageError, StorageFull
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+FILE_BYTES = 1 << 30  # a segment has a tenth of it
 _BASE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in a file's place must not hang us
 _fdatasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
@@ -50,9 +51,23 @@ def open_file(path: str, flags: int) -> int:
     return fd
 
 
-def read_file(path: str) -> bytes:
+def is_plain(path: str) -> bool:
+    """Whether ``open_file`` would open it, or nothing is there."""
+    try:
+        about = os.lstat(path)
+    except FileNotFoundError:
+        return True
+    return stat.S_ISREG(about.st_mode) and about.st_nlink == 1
+
+
+def read_file(path: str, most: int = FILE_BYTES) -> bytes:
+    """All bytes of a plain file. One of more than ``most`` was not written by a bus."""
     with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
-        return file.read()
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            said = f"{path} has {size} bytes: a bus writes no file of more than {most}"
+            raise Corrupt(said, path=path, position=most)
+        return file.read(size)
 
 
 def create_file(path: str, flags: int = os.O_RDWR) -> int:

@@ -13,8 +13,7 @@ import os
 import msgspec
 
 from trunkline.errors import UnsupportedFormat
-from trunkline.log import atomic, layout
-from trunkline.log.line import close_line, is_intact
+from trunkline.log import atomic, layout, line
 
 FORMAT = 1
 _SIZE = 320
@@ -25,8 +24,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     ``start`` is the first offset that still counts, ``sum`` the CRC-32 of the segment so far,
     ``ts`` the latest event time in it, ``indexed`` the last position noted in its index. ``epoch``
-    rises when visible records were lost, so that a group notices that offsets, from ``reused`` on,
-    were used again.
+    rises when visible records were lost, or may have been, so that a group notices that offsets
+    were used again: from ``since`` on in the last epoch, from ``reused`` on in any. ``boot`` names
+    the boot under which records may lie in the log without having been synced.
     """
 
     format: int = FORMAT
@@ -41,6 +41,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     ts: int = 0
     indexed: int = 0
     reused: int = 0
+    since: int = 0
+    boot: str = ""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -48,8 +50,9 @@ _decode = msgspec.json.Decoder(Head).decode
 
 
 def encode(head: Head) -> bytes:
-    line = _encode(head)[:-1].removesuffix(b',"reused":0')
-    return close_line(line).ljust(_SIZE - 1) + b"\n"
+    text = _encode(head)[:-1].removesuffix(b',"boot":""')
+    text = text.removesuffix(b',"since":0').removesuffix(b',"reused":0')
+    return line.close_line(text).ljust(_SIZE - 1) + b"\n"
 
 
 def decode(raw: bytes, path: str = "") -> Head | None:
@@ -57,11 +60,11 @@ def decode(raw: bytes, path: str = "") -> Head | None:
     text = raw.partition(b"\n")[0]
     if not text:
         return None
-    if not is_intact(text):
+    if not line.is_intact(text):
         return None
     try:
-        head = _decode(text)
-    except msgspec.DecodeError:
+        head = line.decode(_decode, text)
+    except line.Damaged:
         return None
     if head.format > FORMAT:
         folder, name = os.path.split(path)
@@ -133,6 +136,11 @@ class HeadFile:
                 head = decode(raw, self.path)
             self._seen = (raw, head)
         return head
+
+    @property
+    def last(self) -> Head | None:
+        """The head as it was last seen here."""
+        return self._seen[1]
 
     def is_changed(self) -> bool:
         """Whether the line is not the one that was last seen here."""

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from trunkline.errors import InvalidName, InvalidOption, NoBus
+from trunkline.names import DEAD_SUFFIX, check_topic, is_dead
 from trunkline.options import PARTITIONS_MAX
-from trunkline.topics import DEAD_SUFFIX, check_topic, is_dead
 
 _STEM_MAX = 230
 _SEGMENT = re.compile(r"(?P<stem>.+)\.(?P<number>\d{8})\.jsonl(?P<zst>\.zst)?")

@@ -13,15 +13,17 @@ never acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from zlib import crc32
 
 import msgspec
 from msgspec.structs import force_setattr
 
-from trunkline.errors import reason
 from trunkline.event import Event, Record
+from trunkline.explain import reason
+
+T = TypeVar("T")
 
 _TAIL = len(b',"crc":"00000000"}')
 
@@ -59,7 +61,20 @@ class Damaged(ValueError):
     """These bytes are no line that this package wrote."""
 
 
+def decode(read: Callable[[bytes], T], data: bytes) -> T:
+    """What a decoder makes of bytes; ``Damaged`` whichever way it fails. Every byte that comes from
+    a file of a bus is decoded here, or by ``read_records``.
+    """
+    try:
+        return read(data)
+    except (*_BROKEN, Damaged) as error:
+        raise Damaged(reason(error)) from None
+
+
+# Not JSON, or other values than expected; not UTF-8; nested too deeply; a number or a time too far.
+_BROKEN = (msgspec.DecodeError, ValueError, RecursionError, OverflowError)
 _decode = msgspec.json.Decoder(Line).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -93,12 +108,11 @@ def parse(line: bytes) -> Line:
     """Read one line, without its newline; ``Damaged`` if it is not what was written."""
     if not is_intact(line):
         raise Damaged("the checksum does not fit")
-    try:
-        parsed = _decode(line)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise Damaged(reason(error)) from None
+    parsed = decode(_decode, line)
     if parsed.meta is not None:
         force_setattr(parsed.meta, "payload", parsed.payload)
+    elif parsed.seal is None:
+        raise Damaged("it is neither a record nor a seal")
     return parsed
 
 
@@ -106,11 +120,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
     """Read a line of another kind than a record; ``Damaged`` if it is not what was written."""
     if not is_intact(line):
         raise Damaged("the checksum does not fit")
-    try:
-        value: dict[str, Any] = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise Damaged(reason(error)) from None
-    return value
+    return decode(_decode_object, line)
 
 
 def read_records(data: bytes, partition: int, limit: int) -> tuple[list[Record], int]:
@@ -129,12 +139,14 @@ def read_records(data: bytes, partition: int, limit: int) -> tuple[list[Record],
             break
         try:
             line = _decode(text)
-        except (msgspec.DecodeError, RecursionError):
+        except _BROKEN:
             break
         event = line.meta
         if event is not None:
             force_setattr(event, "payload", line.payload)
             add(Record(event, partition, line.offset))
+        elif line.seal is None:
+            break
         position += len(text) + 1
     return records, position
 

@@ -11,27 +11,20 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable
 from datetime import datetime
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from trunkline.errors import Corrupt, NoBus, OutOfRange
-from trunkline.event import Record
+from trunkline.event import Bounds, Record
 from trunkline.log import atomic, layout
 from trunkline.log.head import Head, HeadFile
 from trunkline.log.line import Damaged, parse, read_records
-from trunkline.log.recovery import READ_BYTES, is_whole, survey
+from trunkline.log.recover import READ_BYTES, is_whole, survey
 from trunkline.log.segment import Segment
 
 T = TypeVar("T")
 _LEAST_BYTES = 4096
 _OPEN = 64  # files of one log, and places in them: it may have more than a process may open
 _LOOKS = 100  # each finds other files, if they are but replaced meanwhile
-
-
-class Bounds(NamedTuple):
-    """Half-open: the offsets that can be read are ``first <= offset < next``."""
-
-    first: int
-    next: int
 
 
 def list_segments(root: str, stem: str) -> list[Segment]:

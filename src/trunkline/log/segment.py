@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from trunkline.errors import Corrupt, InvalidOption
+from trunkline.errors import Corrupt, InvalidOption, StorageError
 from trunkline.log import atomic, layout
 from trunkline.log.line import Damaged, Seal, is_intact, offset_at, parse
 
 _CHUNK = 64 * 1024
+_LINE_BYTES = 256 * 1024 * 1024
 _NEAR = 256 * 1024  # more than lies between two entries of an index
 _DIGEST = b"\x50\x2a\x4d\x18\x04\0\0\0"  # begins a frame of four bytes that zstd passes over
 DIGEST_SIZE = len(_DIGEST) + 4
@@ -149,12 +150,19 @@ class Segment:
 
     def is_sound(self) -> bool:
         """Whether every byte of a compressed file is as it was written."""
-        data = os.pread(self.open(), os.fstat(self.open()).st_size, 0)
+        data = self._all()
         return data == with_digest(data[:-DIGEST_SIZE])
 
     def _make_index(self) -> list[Entry]:
+        return index_frames(self.path, self._all())
+
+    def _all(self) -> bytes:
+        """Every byte of the file that is open."""
         size = os.fstat(self.open()).st_size
-        return index_frames(self.path, os.pread(self.open(), size, 0))
+        if size > atomic.FILE_BYTES:
+            said = f"{os.path.basename(self.path)} has {size} bytes: a bus writes no such file"
+            raise Corrupt(said, path=self.path, position=atomic.FILE_BYTES)
+        return os.pread(self._fd, size, 0)
 
     @property
     def seal(self) -> Seal | None:
@@ -240,28 +248,33 @@ class Segment:
 
     def lines(self, position: int, end: int) -> Iterator[tuple[int, bytes]]:
         """``(position, line)`` of each whole line in ``[position, end)``, newline left out.
-        Bytes after the last newline are given as one more line that ends in NUL.
+        Bytes after the last newline are given as one more line that ends in NUL, and so is the
+        begin of a line that is longer than any a bus writes; then there are no more.
         """
-        rest = b""
+        rest: list[bytes] = []
         start = position
-        while position < end:
+        while position < end and position - start <= _LINE_BYTES:
             chunk = self.read(position, min(_CHUNK, end - position))
             if not chunk:
                 break
             position += len(chunk)
-            *lines, rest = (rest + chunk).split(b"\n")
+            if b"\n" not in chunk:
+                rest.append(chunk)
+                continue
+            *lines, last = b"".join([*rest, chunk]).split(b"\n")
+            rest = [last] if last else []
             for line in lines:
                 yield start, line
                 start += len(line) + 1
         if rest:
-            yield start, rest + b"\0"
+            yield start, b"".join(rest) + b"\0"
 
 
 def read_index(path: str) -> list[Entry]:
+    """The entries up to the first that is damaged: the index only hints."""
     try:
-        with open(path, "rb") as file:
-            lines = file.read().split(b"\n")[:-1]
-    except FileNotFoundError:
+        lines = atomic.read_file(path).split(b"\n")[:-1]
+    except (FileNotFoundError, StorageError):
         return []
     entries: list[Entry] = []
     for line in lines:
@@ -304,8 +317,7 @@ def unpack(data: bytes) -> bytes:
 def index_frames(path: str, data: bytes | None = None) -> list[Entry]:
     """The index of a compressed segment from the segment itself."""
     if data is None:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = atomic.read_file(path)
     entries: list[Entry] = []
     position = packed = 0
     latest = 0
@@ -328,7 +340,14 @@ def index_frames(path: str, data: bytes | None = None) -> list[Entry]:
         offset = offset_at(plain[:64]) or offset + 1
         entries.append(Entry(offset, position, latest, packed))
         for text in plain.split(b"\n")[:-1]:
-            meta = parse(text).meta
+            try:
+                meta = parse(text).meta
+            except Damaged as error:
+                raise Corrupt(
+                    f"{os.path.basename(path)} is damaged at byte {packed}: {error}",
+                    path=path,
+                    position=packed,
+                ) from None
             if meta is not None:
                 latest = max(latest, int(meta.ts.timestamp() * 1_000_000))
         position += len(plain)

@@ -23,11 +23,11 @@ from trunkline.clock import Clock
 from trunkline.errors import Corrupt, LockTimeout, StorageError
 from trunkline.event import Event
 from trunkline.log import atomic, layout
+from trunkline.log.dedup import Recent, has_idem_keys
 from trunkline.log.head import Head, HeadFile
 from trunkline.log.line import Seal, frame_batch, frame_seal
 from trunkline.log.reader import list_segments
-from trunkline.log.recent import Recent
-from trunkline.log.recovery import Damage, is_whole, survey
+from trunkline.log.recover import Damage, is_whole, survey
 from trunkline.log.segment import Entry, Segment, index_line
 from trunkline.options import StoreOptions, TopicOptions
 
@@ -61,6 +61,7 @@ class PartitionWriter:
         self._root = root
         self._options = options
         self._clock = clock
+        self._boot = clock.boot.replace("-", "")[:12]
         self._stem = layout.log_stem(topic, partition)
         self._head = HeadFile(os.path.join(root, self._stem + ".head"))
         self._opened = 0
@@ -69,6 +70,7 @@ class PartitionWriter:
         self._index = -1
         self._recent = Recent(root, topic, partition)
         self._wrote = False
+        self._has_new_epoch = False  # begun here, and the groups of the partition do not know
         self.sync_s = 0.0  # how long the last sync took
         self.has_finished = False  # a segment, and so there may be something to tend
         self._mutex = threading.Lock()  # the file lock is the process's, this one the thread's
@@ -87,17 +89,22 @@ class PartitionWriter:
         """
         head = self.begin(timeout_s)
         try:
+            if topic.durability == "os" and not head.boot:
+                head = self._mark_boot(head)
             now = int(self._clock.now().timestamp() * 1_000_000)
             duplicates: dict[int, int] = {}
-            if topic.dedup_window_s:
+            has_keys = topic.dedup_window_s > 0 and has_idem_keys(events)
+            if has_keys:
                 duplicates = self._recent.find(events, head, now, topic)
                 if duplicates:
                     bodies = [b for i, b in enumerate(bodies) if i not in duplicates]
                     if not bodies:
                         return Placed(head.next, len(events), duplicates)
-            head = self._write(head, list(bodies), events, topic, now)
-            if topic.dedup_window_s:
+            before, head = head, self._write(head, list(bodies), events, topic, now)
+            if has_keys:
                 self._recent.add(events, duplicates, head, now)
+            elif topic.dedup_window_s:
+                self._recent.skip(before, head)
             return Placed(head.next - len(bodies), len(events), duplicates)
         finally:
             self.end()
@@ -112,9 +119,11 @@ class PartitionWriter:
             self._head.lock(timeout_s)
             if self._head.opened != self._opened:
                 self._start_over()
-            head = self._head.load()
+            known = head = self._head.load()
             if head is None or not self._fits(head):
                 head = self._recover(head)
+            if head.boot and head.boot != self._boot:
+                head = self._begin_epoch(head, known)
             return head
         except OSError as error:
             self.end()
@@ -122,6 +131,30 @@ class PartitionWriter:
         except BaseException:
             self.end()
             raise
+
+    def _begin_epoch(self, head: Head, known: Head | None) -> Head:
+        """The machine was booted anew, and records were not synced before: the head and the log may
+        have fallen back together to an earlier state that fits. A group whose journal was synced
+        then knows of offsets that are used again from here on.
+        """
+        if known is None or known.epoch == head.epoch:  # else the recovery began one
+            reused = min(head.next, head.reused or head.next)
+            head = replace(head, epoch=head.epoch + 1, reused=reused, since=head.next)
+        head = replace(head, boot=self._boot)
+        self.save(head, durable=True)
+        self._has_new_epoch = True
+        return head
+
+    def take_new_epoch(self) -> bool:
+        """Whether this writer began an epoch since the last call."""
+        began, self._has_new_epoch = self._has_new_epoch, False
+        return began
+
+    def _mark_boot(self, head: Head) -> Head:
+        """Say durably that records may lie unsynced from now on, before the first one does."""
+        head = replace(head, boot=self._boot)
+        self.save(head, durable=True)
+        return head
 
     def _start_over(self) -> None:
         """Another process removed the topic: what is held here are files without a name."""
@@ -133,6 +166,10 @@ class PartitionWriter:
     def end(self) -> None:
         self._head.unlock()
         self._mutex.release()
+
+    def is_of_boot(self, head: Head) -> bool:
+        """Whether every record of the log that was not synced was written since the last boot."""
+        return head.boot in ("", self._boot)
 
     def is_behind(self) -> bool:
         """Whether somebody else may have written since this writer did."""
@@ -204,6 +241,24 @@ class PartitionWriter:
                 self._close_segment()
                 self._head.close()
 
+    @property
+    def is_open(self) -> bool:
+        return self._head.fd >= 0
+
+    def rest(self) -> None:
+        """Close the files until the next append, unless somebody is at it."""
+        last = self._head.last
+        if last is not None and last.durable < last.end:
+            with contextlib.suppress(StorageError):
+                self.sync()
+        if self._mutex.acquire(blocking=False):
+            try:
+                self._close_segment()
+                self._head.close()
+                self._recent.close()
+            finally:
+                self._mutex.release()
+
     def abandon(self) -> None:
         """Let go without a word: in a forked child, or when the files are gone."""
         self._close_segment()
@@ -251,6 +306,8 @@ class PartitionWriter:
             ts=max(head.ts, latest),
             indexed=self._note(head, lines, len(data), latest),
             reused=head.reused,
+            since=head.since,
+            boot=head.boot,
         )
         try:
             self._head.store(fresh)
@@ -372,7 +429,8 @@ class PartitionWriter:
         later = [s for s in segments if s.number > damage.number]
         if later:
             following = survey(later, None).head
-            state = replace(following, start=state.start, epoch=state.epoch, reused=state.reused)
+            known = {name: getattr(state, name) for name in ("start", "epoch", "reused", "since")}
+            state = replace(following, boot=state.boot, **known)
         else:
             state = _fresh(state, damage.number + 1)
         path = self._path(damage.number) if bad is None else bad.path

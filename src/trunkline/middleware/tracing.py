@@ -20,6 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from trunkline.bus import Delivery
 from trunkline.clock import Clock, SystemClock
+from trunkline.codec import encode_value
 from trunkline.errors import HandlerSignal
 from trunkline.event import Event, Receipt
 from trunkline.middleware import HandleNext, PublishNext
@@ -58,7 +59,7 @@ class Tracing:
                 span.set_attributes(_common(first, "publish", "send"))
                 if first.space is not None:
                     span.set_attribute("space_id", first.space)
-                size = sum(len(msgspec.json.encode(event.payload)) for event in events)
+                size = sum(len(encode_value(event.payload)) for event in events)
                 span.set_attribute("size_bytes", size)
                 if len(events) > 1:
                     span.set_attribute("messaging.batch.message_count", len(events))

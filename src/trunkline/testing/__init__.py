@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trunkline.testing.bus_contract import BusContract
-    from trunkline.testing.bus_fixtures import BusFeatures
     from trunkline.testing.clock import ManualClock, PassingClock
+    from trunkline.testing.group_contract import GroupContract
     from trunkline.testing.handler_contract import HandlerContract
     from trunkline.testing.store_contract import StoreContract
 
@@ -18,7 +18,7 @@ _HOME = {
     "PassingClock": "clock",
     "StoreContract": "store_contract",
     "BusContract": "bus_contract",
-    "BusFeatures": "bus_fixtures",
+    "GroupContract": "group_contract",
     "HandlerContract": "handler_contract",
 }
 
@@ -28,7 +28,7 @@ __all__ = [
     "StoreContract",
     "BusContract",
     "HandlerContract",
-    "BusFeatures",
+    "GroupContract",
 ]
 
 

@@ -3,10 +3,11 @@
 All that the author of a bus writes, in a test file of a project with pytest-asyncio in its
 ``auto`` mode::
 
-    from trunkline.testing import BusContract, BusFeatures, HandlerContract
+    from trunkline.features import Features
+    from trunkline.testing import BusContract, HandlerContract
 
     class TestMyBus(BusContract, HandlerContract):
-        features = BusFeatures(priority=False)
+        features = Features(priority=False)
 
         @pytest.fixture
         def connect(self, tmp_path, clock):
@@ -14,8 +15,10 @@ All that the author of a bus writes, in a test file of a project with pytest-asy
                 return MyBus(tmp_path, clock=clock, **options)
             return connect
 
-A bus that cannot be given a clock overrides ``clock`` with ``PassingClock()`` and sets ``unit_s``,
-the suites' measure of time, to as little as it can tell apart.
+``Features`` says what the bus promises; a test of anything else is skipped. A bus over a store that
+is far away calls ``clock.wait_for(store)`` in ``connect``. A bus that cannot be given a clock
+overrides ``clock`` with ``PassingClock()`` and sets ``unit_s``, the suites' measure of time, to as
+little as it can tell apart.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import Any
 
 import pytest
 
+from trunkline.bus import Bus
 from trunkline.errors import (
     Closed,
     Conflict,
@@ -36,7 +40,8 @@ from trunkline.errors import (
     InvalidOption,
 )
 from trunkline.event import Event
-from trunkline.testing.bus_fixtures import AnyClock, AppBus, BusFixtures, Connect, payloads
+from trunkline.options import TtlPolicy
+from trunkline.testing.bus_fixtures import AnyClock, BusFixtures, Connect, payloads
 
 BAD_INPUT: dict[str, tuple[str | Event, Any, dict[str, Any]]] = {
     "path": ("a/b", 1, {}),
@@ -60,15 +65,17 @@ class BusContract(BusFixtures):
 
     # -- publishing ----------------------------------------------------------------------------
 
-    async def test_a_receipt_says_where_the_event_went(self, bus: AppBus) -> None:
+    async def test_a_receipt_says_where_the_event_went(self, bus: Bus) -> None:
         first = await bus.publish("orders", {"id": 1}, key="c42")
         second = await bus.publish(Event(id="mine", topic="orders", payload={"id": 2}))
 
-        assert (first.topic, first.partition, first.offset) == ("orders", 0, 1)
-        assert (first.duplicate, first.durability in ("fsync", "os", "none")) == (False, True)
-        assert (second.offset, second.id) == (2, "mine")
+        assert (first.topic, first.partition) == ("orders", 0)
+        assert (first.duplicate, first.durability) == (False, self.features.durability)
+        assert (second.offset > first.offset >= 1, second.id) == (True, "mine")
+        if self.features.consecutive:
+            assert (first.offset, second.offset) == (1, 2)
 
-    async def test_what_is_published_is_delivered_as_it_was(self, bus: AppBus) -> None:
+    async def test_what_is_published_is_delivered_as_it_was(self, bus: Bus) -> None:
         await bus.publish(
             "orders",
             {"id": 1, "list": [1, None]},
@@ -94,7 +101,7 @@ class BusContract(BusFixtures):
         assert (delivery.topic, delivery.partition, delivery.offset) == ("orders", 0, 1)
         assert (delivery.group, delivery.attempt) == ("billing", 1)
 
-    async def test_many_are_published_as_one_batch(self, bus: AppBus) -> None:
+    async def test_many_are_published_as_one_batch(self, bus: Bus) -> None:
         receipts = await bus.publish_many("orders", [1, 2])
         receipts += await bus.publish_many("orders", [Event(topic="orders", payload=3)])
         assert [receipt.offset for receipt in receipts] == [1, 2, 3]
@@ -103,7 +110,7 @@ class BusContract(BusFixtures):
             assert payloads(await self.now(stream, 3)) == [1, 2, 3]
 
     async def test_a_batch_with_one_bad_event_leaves_nothing(
-        self, bus: AppBus, clock: AnyClock
+        self, bus: Bus, clock: AnyClock
     ) -> None:
         with pytest.raises(InvalidEvent):
             await bus.publish_many("orders", [1, 2, float("nan")])
@@ -114,7 +121,7 @@ class BusContract(BusFixtures):
 
     @pytest.mark.parametrize("case", BAD_INPUT)
     async def test_bad_input_is_refused_and_nothing_is_written(
-        self, bus: AppBus, clock: AnyClock, case: str
+        self, bus: Bus, clock: AnyClock, case: str
     ) -> None:
         topic, payload, fields = BAD_INPUT[case]
         with pytest.raises(Invalid):
@@ -122,7 +129,7 @@ class BusContract(BusFixtures):
         async with bus.subscribe("orders", group="billing") as stream:
             await self.check_quiet(stream, clock)
 
-    async def test_a_repeat_is_told_and_not_delivered(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_a_repeat_is_told_and_not_delivered(self, bus: Bus, clock: AnyClock) -> None:
         self.need("dedup")
         await bus.define("orders", dedup_window_s=60)
         first = await bus.publish("orders", 1, idem_key="a")
@@ -135,7 +142,24 @@ class BusContract(BusFixtures):
             assert payloads(await self.now(stream)) == [1]
             await self.check_quiet(stream, clock)
 
-    async def test_what_is_not_promised_is_refused(self, bus: AppBus) -> None:
+    async def test_define_keeps_what_it_does_not_name(self, bus: Bus) -> None:
+        self.need("partitions")
+        await bus.define("orders", partitions=3)
+        await bus.define("orders", ttl_policy="dlq")
+        receipts = await bus.publish_many("orders", list(range(30)))
+        assert {receipt.partition for receipt in receipts} == {0, 1, 2}
+
+    async def test_a_batch_that_is_too_large_is_refused_whole(
+        self, bus: Bus, clock: AnyClock
+    ) -> None:
+        if self.features.batch_max is None:
+            pytest.skip("a batch may be of any size")
+        with pytest.raises(Invalid):
+            await bus.publish_many("orders", list(range(self.features.batch_max + 1)))
+        async with bus.subscribe("orders", group="billing") as stream:
+            await self.check_quiet(stream, clock)
+
+    async def test_what_is_not_promised_is_refused(self, bus: Bus) -> None:
         asked: dict[str, dict[str, Any]] = {
             "priority": {"priority": "high"},
             "delay": {"delay_s": 1.0},
@@ -154,7 +178,7 @@ class BusContract(BusFixtures):
 
     # -- groups and members --------------------------------------------------------------------
 
-    async def test_each_group_gets_everything(self, bus: AppBus) -> None:
+    async def test_each_group_gets_everything(self, bus: Bus) -> None:
         await bus.publish_many("orders", [1, 2, 3])
         async with (
             bus.subscribe("orders", group="billing") as billing,
@@ -163,7 +187,7 @@ class BusContract(BusFixtures):
             assert payloads(await self.now(billing, 3)) == [1, 2, 3]
             assert payloads(await self.now(audit, 3)) == [1, 2, 3]
 
-    async def test_members_of_a_group_share(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_members_of_a_group_share(self, bus: Bus, clock: AnyClock) -> None:
         async with (
             bus.subscribe("orders", group="billing", max_inflight=5) as one,
             bus.subscribe("orders", group="billing", max_inflight=5) as two,
@@ -173,7 +197,7 @@ class BusContract(BusFixtures):
             await self.check_quiet(one, clock)
         assert sorted(payloads(mine + yours)) == list(range(10))
 
-    async def test_every_partition_is_delivered(self, bus: AppBus) -> None:
+    async def test_every_partition_is_delivered(self, bus: Bus) -> None:
         self.need("partitions")
         await bus.define("orders", partitions=4)
         sent = [Event(topic="orders", key=f"k{n}", payload=n) for n in range(20)]
@@ -183,14 +207,14 @@ class BusContract(BusFixtures):
         assert sorted(payloads(got)) == list(range(20))
         assert {delivery.partition for delivery in got} == {0, 1, 2, 3}
 
-    async def test_partitions_that_are_added_are_delivered_too(self, bus: AppBus) -> None:
+    async def test_partitions_that_are_added_are_delivered_too(self, bus: Bus) -> None:
         self.need("partitions")
         async with bus.subscribe("orders", group="billing") as stream:
             await bus.define("orders", partitions=3)
             await bus.publish_many("orders", list(range(9)))
             assert sorted(payloads(await self.now(stream, 9))) == list(range(9))
 
-    async def test_what_is_acked_never_comes_again(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_what_is_acked_never_comes_again(self, bus: Bus, clock: AnyClock) -> None:
         await bus.publish_many("orders", [1, 2, 3])
         async with bus.subscribe("orders", group="billing") as stream:
             one, _, three = await self.now(stream, 3)
@@ -199,7 +223,7 @@ class BusContract(BusFixtures):
             assert payloads(await self.now(stream)) == [2]
             await self.check_quiet(stream, clock)
 
-    async def test_a_subscriber_that_leaves_gives_back_what_it_has(self, bus: AppBus) -> None:
+    async def test_a_subscriber_that_leaves_gives_back_what_it_has(self, bus: Bus) -> None:
         await bus.publish_many("orders", [1, 2, 3])
         async with bus.subscribe("orders", group="billing", policy=self.policy()) as stream:
             (held,) = await self.now(stream)
@@ -210,7 +234,7 @@ class BusContract(BusFixtures):
         assert tries == {1: 2, 2: 1, 3: 1}  # what nobody had seen was not a try
         assert await held.ack() is False, "it is no longer this subscriber's"
 
-    async def test_a_subscriber_that_crashes_loses_nothing(self, bus: AppBus) -> None:
+    async def test_a_subscriber_that_crashes_loses_nothing(self, bus: Bus) -> None:
         await bus.publish_many("orders", [1, 2])
 
         async def crash() -> None:
@@ -223,15 +247,16 @@ class BusContract(BusFixtures):
         async with bus.subscribe("orders", group="billing") as stream:
             assert sorted(payloads(await self.now(stream, 2))) == [1, 2]
 
-    async def test_another_connection_is_another_member(
-        self, bus: AppBus, connect: Connect
-    ) -> None:
+    async def test_another_connection_is_another_member(self, bus: Bus, connect: Connect) -> None:
         self.need("shared")
         other = connect()
         try:
+            policy = None
+            if not self.features.shared_keys:  # one connection at a time has a partition then
+                policy = self.policy(ordering="none")
             await bus.publish_many("orders", list(range(6)))
             async with (
-                bus.subscribe("orders", group="billing", max_inflight=3) as mine,
+                bus.subscribe("orders", group="billing", policy=policy, max_inflight=3) as mine,
                 other.subscribe("orders", group="billing", max_inflight=3) as theirs,
             ):
                 both = await self.now(mine, 3) + await self.now(theirs, 3)
@@ -253,7 +278,7 @@ class BusContract(BusFixtures):
         assert [task.result().event.payload for task in done] == ["more"]
 
     async def test_a_group_goes_on_where_it_was(
-        self, bus: AppBus, connect: Connect, clock: AnyClock
+        self, bus: Bus, connect: Connect, clock: AnyClock
     ) -> None:
         self.need("persistent")
         await bus.publish_many("orders", [1, 2, 3])
@@ -275,7 +300,7 @@ class BusContract(BusFixtures):
     @pytest.mark.parametrize("first", ["ack", "nack", "term"])
     @pytest.mark.parametrize("then", ["ack", "nack", "term"])
     async def test_the_first_verb_wins(
-        self, bus: AppBus, clock: AnyClock, first: str, then: str
+        self, bus: Bus, clock: AnyClock, first: str, then: str
     ) -> None:
         await bus.publish("orders", 1)
         async with bus.subscribe("orders", group="billing", policy=self.policy()) as stream:
@@ -288,7 +313,7 @@ class BusContract(BusFixtures):
             else:
                 await self.check_quiet(stream, clock)
 
-    async def test_a_nack_comes_again_after_its_delay(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_a_nack_comes_again_after_its_delay(self, bus: Bus, clock: AnyClock) -> None:
         await bus.publish("orders", 1)
         async with bus.subscribe("orders", group="billing", policy=self.policy()) as stream:
             (delivery,) = await self.now(stream)
@@ -299,7 +324,7 @@ class BusContract(BusFixtures):
         assert clock.monotonic() - before >= 1.99 * self.unit_s
 
     async def test_the_delay_between_tries_grows_up_to_a_bound(
-        self, bus: AppBus, clock: AnyClock
+        self, bus: Bus, clock: AnyClock
     ) -> None:
         unit = self.unit_s
         policy = self.policy(backoff_base_s=unit, backoff_mult=2.0, backoff_max_s=3 * unit)
@@ -311,9 +336,7 @@ class BusContract(BusFixtures):
                 delivery = await self.later(stream, clock, (bound + 0.5) * unit)
         assert delivery.attempt == 6
 
-    async def test_what_is_not_settled_in_time_comes_again(
-        self, bus: AppBus, clock: AnyClock
-    ) -> None:
+    async def test_what_is_not_settled_in_time_comes_again(self, bus: Bus, clock: AnyClock) -> None:
         policy = self.policy(ack_timeout_s=3 * self.unit_s)
         await bus.publish("orders", 1)
         async with bus.subscribe("orders", group="billing", policy=policy) as stream:
@@ -324,7 +347,7 @@ class BusContract(BusFixtures):
         assert clock.monotonic() - before >= 2.9 * self.unit_s
 
     async def test_a_delivery_that_timed_out_no_longer_fills_the_window(
-        self, bus: AppBus, clock: AnyClock
+        self, bus: Bus, clock: AnyClock
     ) -> None:
         policy = self.policy(ack_timeout_s=self.unit_s)
         await bus.publish("orders", 1)
@@ -334,7 +357,7 @@ class BusContract(BusFixtures):
             await self.now(stream)
             assert (await self.later(stream, clock, 4 * self.unit_s)).attempt == 2
 
-    async def test_in_progress_begins_the_timeout_anew(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_in_progress_begins_the_timeout_anew(self, bus: Bus, clock: AnyClock) -> None:
         policy = self.policy(ack_timeout_s=3 * self.unit_s)
         await bus.publish("orders", 1)
         async with bus.subscribe("orders", group="billing", policy=policy) as stream:
@@ -348,7 +371,7 @@ class BusContract(BusFixtures):
     # -- order, priority, time -----------------------------------------------------------------
 
     async def test_the_records_of_a_key_wait_for_the_one_that_failed(
-        self, bus: AppBus, clock: AnyClock
+        self, bus: Bus, clock: AnyClock
     ) -> None:
         sent = [("a", 1), ("a", 2), ("b", 3), (None, 4), ("a", 5)]
         for key, payload in sent:
@@ -368,7 +391,7 @@ class BusContract(BusFixtures):
             assert payloads([two, *await self.now(stream)]) == [2, 5]
 
     async def test_in_strict_order_everything_waits_for_the_one_that_failed(
-        self, bus: AppBus, clock: AnyClock
+        self, bus: Bus, clock: AnyClock
     ) -> None:
         if "partition" not in self.features.ordering:
             pytest.skip("strict order is not promised")
@@ -388,7 +411,7 @@ class BusContract(BusFixtures):
                 (delivery,) = await self.now(stream)
         assert seen == [(1, 2), (2, 1), (3, 1)]
 
-    async def test_without_order_nothing_waits(self, bus: AppBus) -> None:
+    async def test_without_order_nothing_waits(self, bus: Bus) -> None:
         if "none" not in self.features.ordering:
             pytest.skip("deliveries without order are not promised")
         await bus.publish_many("orders", [1, 2, 3], key="a")
@@ -396,7 +419,7 @@ class BusContract(BusFixtures):
         async with bus.subscribe("orders", group="billing", policy=policy) as stream:
             assert payloads(await self.now(stream, 3)) == [1, 2, 3]
 
-    async def test_what_matters_more_comes_first(self, bus: AppBus) -> None:
+    async def test_what_matters_more_comes_first(self, bus: Bus) -> None:
         self.need("priority")
         for priority in ("low", "normal", "critical", "high", "critical"):
             await bus.publish("orders", priority, priority=priority)
@@ -408,17 +431,20 @@ class BusContract(BusFixtures):
                 await delivery.ack()
         assert got == [("critical", 3), ("critical", 5), ("high", 4), ("normal", 2), ("low", 1)]
 
-    async def test_what_matters_more_overtakes_what_came_before_it(self, bus: AppBus) -> None:
+    async def test_what_matters_more_overtakes_what_came_before_it(
+        self, bus: Bus, clock: AnyClock
+    ) -> None:
         self.need("priority")
         await bus.publish_many("orders", list(range(20)))
         async with bus.subscribe("orders", group="billing", max_inflight=1) as stream:
             (first,) = await self.now(stream)
             await bus.publish("orders", "critical", priority="critical")
+            await clock.settle()  # the pump of a remote store hears of it
             await first.ack()
             assert payloads([first, *await self.now(stream)]) == [0, "critical"]
 
     async def test_what_waited_long_enough_comes_before_what_matters_more(
-        self, bus: AppBus, clock: AnyClock
+        self, bus: Bus, clock: AnyClock
     ) -> None:
         self.need("priority")
         policy = self.policy(aging_s=self.unit_s)
@@ -435,7 +461,7 @@ class BusContract(BusFixtures):
             (next_one,) = await self.now(stream)
         assert next_one.event.payload == "low"
 
-    async def test_a_delayed_event_comes_when_it_is_due(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_a_delayed_event_comes_when_it_is_due(self, bus: Bus, clock: AnyClock) -> None:
         self.need("delay")
         before = clock.now()
         await bus.publish("orders", "later", delay_s=3 * self.unit_s)
@@ -449,7 +475,7 @@ class BusContract(BusFixtures):
 
     @pytest.mark.parametrize("kind", ["drop", "dlq", "deliver"])
     async def test_an_expired_event_meets_its_topics_policy(
-        self, bus: AppBus, clock: AnyClock, kind: str
+        self, bus: Bus, clock: AnyClock, kind: TtlPolicy
     ) -> None:
         self.need("ttl", "dead_letters")
         await bus.define("orders", ttl_policy=kind)
@@ -468,7 +494,7 @@ class BusContract(BusFixtures):
 
     # -- where a group begins, and what it sees ------------------------------------------------
 
-    async def test_a_group_begins_where_it_is_told_to(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_a_group_begins_where_it_is_told_to(self, bus: Bus, clock: AnyClock) -> None:
         await bus.publish_many("orders", [1, 2])
         await clock.run(10 * self.unit_s)
         middle = clock.now()
@@ -488,7 +514,7 @@ class BusContract(BusFixtures):
             await self.check_quiet(streams[group], clock)
             await streams[group].__aexit__(None, None, None)
 
-    async def test_a_group_that_exists_keeps_its_place(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_a_group_that_exists_keeps_its_place(self, bus: Bus, clock: AnyClock) -> None:
         await bus.publish_many("orders", [1, 2])
         async with bus.subscribe("orders", group="billing", start="latest"):
             pass
@@ -498,7 +524,7 @@ class BusContract(BusFixtures):
             await self.check_quiet(stream, clock)
 
     async def test_a_pattern_takes_in_topics_that_come_later(
-        self, bus: AppBus, clock: AnyClock
+        self, bus: Bus, clock: AnyClock
     ) -> None:
         self.need("patterns")
         await bus.publish("orders.eu", 1)
@@ -516,7 +542,7 @@ class BusContract(BusFixtures):
             await self.check_quiet(all_, clock)
 
     async def test_only_what_passes_the_filter_is_delivered(
-        self, bus: AppBus, clock: AnyClock
+        self, bus: Bus, clock: AnyClock
     ) -> None:
         await bus.publish_many("orders", [{"n": n} for n in range(6)])
         wanted: dict[str, Any] = {
@@ -537,7 +563,7 @@ class BusContract(BusFixtures):
 
     # -- limits and conflicts ------------------------------------------------------------------
 
-    async def test_no_more_is_in_flight_than_asked_for(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_no_more_is_in_flight_than_asked_for(self, bus: Bus, clock: AnyClock) -> None:
         await bus.publish_many("orders", list(range(50)))
         async with (
             bus.subscribe("orders", group="billing", max_inflight=3) as slow,
@@ -551,12 +577,13 @@ class BusContract(BusFixtures):
             assert payloads(await self.now(slow)) == [3]
             await self.check_quiet(slow, clock)
 
-    async def test_a_wide_window_is_filled_without_any_ack(self, bus: AppBus) -> None:
-        await bus.publish_many("orders", list(range(3000)))
+    async def test_a_wide_window_is_filled_without_any_ack(self, bus: Bus) -> None:
+        for _ in range(3):  # in parts: a bus may bound the size of a batch
+            await bus.publish_many("orders", list(range(1000)))
         async with bus.subscribe("orders", group="billing", max_inflight=2500) as stream:
             assert len(await self.now(stream, 2500)) == 2500
 
-    async def test_another_policy_for_a_group_is_a_conflict(self, bus: AppBus) -> None:
+    async def test_another_policy_for_a_group_is_a_conflict(self, bus: Bus) -> None:
         policy = self.policy(max_retries=1)
         async with bus.subscribe("orders", group="billing", policy=policy):
             pass
@@ -569,7 +596,7 @@ class BusContract(BusFixtures):
             await bus.publish("orders", 1)
             assert payloads(await self.now(stream)) == [1]
 
-    async def test_a_subscription_that_is_wrong_is_refused(self, bus: AppBus) -> None:
+    async def test_a_subscription_that_is_wrong_is_refused(self, bus: Bus) -> None:
         for topic, group in (("a/b", "g"), ("a.>.b", "g"), ("orders", "g/h"), ("orders", "_g")):
             with pytest.raises(InvalidName):
                 bus.subscribe(topic, group=group)
@@ -582,7 +609,7 @@ class BusContract(BusFixtures):
 
     # -- the end -------------------------------------------------------------------------------
 
-    async def test_a_stream_ends_with_its_bus(self, bus: AppBus) -> None:
+    async def test_a_stream_ends_with_its_bus(self, bus: Bus) -> None:
         subscription = bus.subscribe("orders", group="billing")
         async with subscription as stream:
             waiting = asyncio.ensure_future(anext(stream, "the end"))
@@ -590,7 +617,7 @@ class BusContract(BusFixtures):
             await bus.close()
             assert await asyncio.wait_for(waiting, 10) == "the end"
 
-    async def test_closing_twice_is_closing_once(self, bus: AppBus) -> None:
+    async def test_closing_twice_is_closing_once(self, bus: Bus) -> None:
         await bus.publish("orders", 1)
         await bus.close()
         await bus.close()

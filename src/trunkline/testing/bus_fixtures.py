@@ -1,75 +1,30 @@
-"""What the suites for a bus stand on: what a bus promises, and how a test waits."""
+"""What the suites for a bus stand on: how a test opens a bus, and how it waits."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
-import msgspec
 import pytest
 
 from trunkline.bus import Bus, Delivery
-from trunkline.dead import Desk
-from trunkline.event import Receipt
+from trunkline.features import Features
 from trunkline.options import GroupOptions
 from trunkline.testing.clock import ManualClock, PassingClock
 
-H = TypeVar("H", bound=Callable[..., Any])
 AnyClock = ManualClock | PassingClock
 
 PATIENCE_S = 20.0  # of real time: far more than anything here takes
 
 
-class AppBus(Bus, Protocol):
-    """The bus as applications use it, and all that the suites call."""
-
-    async def publish_many(
-        self, topic: str, payloads: Sequence[Any], **fields: Any
-    ) -> list[Receipt]: ...
-
-    def on(
-        self, topic: str, *, group: str, workers: int = 1, **options: Any
-    ) -> Callable[[H], H]: ...
-
-    def use(self, *middleware: object) -> None: ...
-
-    async def start(self) -> None: ...
-
-    async def stop(self, timeout_s: float | None = None) -> None: ...
-
-    async def drain(self, timeout_s: float | None = None) -> bool: ...
-
-    async def define(self, topic: str, **options: Any) -> None: ...
-
-    def dead_letters(self, topic: str) -> Desk: ...
-
-
-Connect = Callable[..., AppBus]
-
-
-class BusFeatures(msgspec.Struct, frozen=True):
-    """What a bus promises. A test of anything else is skipped, and what can be asked for by an
-    argument must be refused by it, never just ignored.
-    """
-
-    persistent: bool = True  # records and groups survive close and a new connect
-    shared: bool = True  # two connections see the same bus
-    replay: bool = True  # a new group may begin at an offset or a time
-    partitions: bool = True
-    dedup: bool = True  # by idem_key, in a topic's window
-    priority: bool = True
-    delay: bool = True
-    ttl: bool = True
-    ordering: tuple[str, ...] = ("key", "partition", "none")
-    patterns: bool = True
-    dead_letters: bool = True  # a desk that lists, redrives and drops them
+Connect = Callable[..., Bus]
 
 
 class BusFixtures:
     """Subclass a suite that builds on this, and provide ``connect``."""
 
-    features = BusFeatures()
+    features = Features()
     unit_s = 1.0  # the suites' measure of time; less for a bus whose time is real
 
     @pytest.fixture
@@ -77,7 +32,7 @@ class BusFixtures:
         return ManualClock()
 
     @pytest.fixture
-    async def bus(self, connect: Connect) -> AsyncIterator[AppBus]:
+    async def bus(self, connect: Connect) -> AsyncIterator[Bus]:
         bus = connect()
         await bus.start()
         yield bus

@@ -14,14 +14,14 @@ from typing import Any, Literal
 import msgspec
 
 from trunkline.bus import Delivery
-from trunkline.buses.local import LocalBus
-from trunkline.buses.stream import LocalSubscription
+from trunkline.bus.local import LocalBus
+from trunkline.bus.subscription import LocalSubscription
+from trunkline.delivery.inbox import DeliveryInbox, DeliverySource
 from trunkline.errors import Retry
-from trunkline.event import Event, Record
-from trunkline.group import Group, Lease
+from trunkline.event import Event
+from trunkline.group import Group
 from trunkline.middleware import HandleNext, PublishNext
-from trunkline.pump import Pump
-from trunkline.store import GroupKey
+from trunkline.names import GroupKey
 
 Point = Literal["append", "ack", "commit"]
 Place = tuple[str, int, int, str]
@@ -59,7 +59,8 @@ class ChaosBus(LocalBus):
         subscription = super().subscribe(topic, **options)
         if self.chaos.shuffle is None:
             return subscription
-        return _Shuffled(subscription, self._dice)
+        subscription.inbox = _ShuffledInbox(subscription.inbox, self._dice)
+        return subscription
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """As ever; but a crash before the commit takes back what groups settled since the last
@@ -84,20 +85,23 @@ def _back_to(floor: int) -> Callable[[Group], None]:
     return step
 
 
-class _Shuffled(LocalSubscription):
-    """Hands out what it has in any order. The pump gives it only what its group's ordering lets be
-    handled at the same time, so any order of that is allowed.
+class _ShuffledInbox(DeliveryInbox):
+    """Hands out its deliveries in any order. The pump gives it only records that the group's
+    ordering lets be handled at the same time, so any order of them is allowed.
     """
 
-    def __init__(self, plain: LocalSubscription, dice: random.Random) -> None:
-        self.__dict__.update(vars(plain))
-        self._ahead.limit = self._ahead.most  # what lies there together can change places
+    __slots__ = ("_dice",)
+
+    def __init__(self, plain: DeliveryInbox, dice: random.Random) -> None:
+        super().__init__(plain.limit, plain._ask, plain.late)
+        self.ahead = self.limit  # deliveries that are here together can change places
         self._dice = dice
 
-    def put(self, pump: Pump, record: Record, lease: Lease) -> None:
-        super().put(pump, record, lease)
-        queue, place = self._queue, self._dice.randrange(len(self._queue))
-        queue[place], queue[-1] = queue[-1], queue[place]
+    def put(self, source: DeliverySource, delivery: Delivery) -> None:
+        super().put(source, delivery)
+        if queue := self._queue:
+            place = self._dice.randrange(len(queue))
+            queue[place], queue[-1] = queue[-1], queue[place]
 
 
 def _place(delivery: Delivery) -> Place:

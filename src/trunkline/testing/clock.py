@@ -18,6 +18,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from trunkline.clock import SystemClock
+from trunkline.store import Store
 
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 _TURNS = 30
@@ -46,6 +47,7 @@ class ManualClock:
         self._wall = now
         self._monotonic = monotonic
         self._timers: list[tuple[float, int, Timer]] = []
+        self._stores: list[Store] = []
         self._count = itertools.count()
 
     def now(self) -> datetime:
@@ -98,10 +100,17 @@ class ManualClock:
         self._move(end)
         await self.settle()
 
+    def wait_for(self, store: Store) -> None:
+        """Let ``settle`` wait for the calls of a remote store: they take real time."""
+        self._stores.append(store)
+
     async def settle(self) -> None:
         """Let every task that can go on do so, without any time passing."""
-        for _ in range(_TURNS):
-            await asyncio.sleep(0)
+        idle = False
+        while not idle:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            idle = all([await store.idle() for store in self._stores])
 
     def jump(self, seconds: float) -> None:
         """Set the wall clock alone, forward or back, as an operator or NTP would."""

@@ -17,7 +17,7 @@ async def _bus(
     trunkline_clock: ManualClock, request: pytest.FixtureRequest
 ) -> AsyncIterator[ChaosBus]:
     """A bus in memory, started, that does to its handlers what the command line asks for."""
-    from trunkline.stores.memory import MemoryStore
+    from trunkline.store.memory import MemoryStore
     from trunkline.testing.chaos import Chaos, ChaosBus
 
     option = request.config.getoption

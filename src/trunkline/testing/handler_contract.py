@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from trunkline.bus import Delivery
-from trunkline.dead import Letter
+from trunkline.bus import Bus, Delivery
+from trunkline.delivery.deadletters import Letter
 from trunkline.errors import (
     Conflict,
     FatalError,
@@ -24,7 +24,7 @@ from trunkline.errors import (
     Retry,
 )
 from trunkline.event import Event, Receipt
-from trunkline.testing.bus_fixtures import AnyClock, AppBus, BusFixtures, Connect, payloads
+from trunkline.testing.bus_fixtures import AnyClock, BusFixtures, Connect, payloads
 
 
 class Recorder:
@@ -54,10 +54,10 @@ class Recorder:
 class HandlerContract(BusFixtures):
     """Handlers, middleware, the end of a bus, and dead letters."""
 
-    async def letters(self, bus: AppBus, **options: Any) -> list[Letter]:
+    async def letters(self, bus: Bus, **options: Any) -> list[Letter]:
         return [letter async for letter in bus.dead_letters("orders").letters(**options)]
 
-    async def bury(self, bus: AppBus, *numbers: Any, group: str = "billing") -> None:
+    async def bury(self, bus: Bus, *numbers: Any, group: str = "billing") -> None:
         """Publish events and let a group reject them all."""
         await bus.publish_many("orders", list(numbers))
         async with bus.subscribe("orders", group=group, policy=self.policy()) as stream:
@@ -66,7 +66,7 @@ class HandlerContract(BusFixtures):
 
     # -- handlers ------------------------------------------------------------------------------
 
-    async def test_a_handler_that_returns_has_acked(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_a_handler_that_returns_has_acked(self, bus: Bus, clock: AnyClock) -> None:
         seen: list[Any] = []
 
         @bus.on("orders", group="billing")
@@ -84,7 +84,7 @@ class HandlerContract(BusFixtures):
         async with bus.subscribe("orders", group="billing") as stream:
             await self.check_quiet(stream, clock)
 
-    async def test_a_plain_function_may_block(self, bus: AppBus) -> None:
+    async def test_a_plain_function_may_block(self, bus: Bus) -> None:
         here = threading.get_ident()
         seen: list[bool] = []
         both = threading.Barrier(2, timeout=10)
@@ -99,7 +99,7 @@ class HandlerContract(BusFixtures):
         assert seen == [False, False]
 
     async def test_a_handler_that_takes_long_keeps_its_delivery(
-        self, bus: AppBus, clock: AnyClock
+        self, bus: Bus, clock: AnyClock
     ) -> None:
         tries: list[int] = []
         done = asyncio.Event()
@@ -119,7 +119,7 @@ class HandlerContract(BusFixtures):
         assert tries == [1]
         assert await self.letters(bus) == []
 
-    async def test_what_a_plain_function_gives_to_await_is_awaited(self, bus: AppBus) -> None:
+    async def test_what_a_plain_function_gives_to_await_is_awaited(self, bus: Bus) -> None:
         seen: list[Any] = []
 
         async def bill(event: Event) -> None:
@@ -130,7 +130,7 @@ class HandlerContract(BusFixtures):
         await bus.drain(30)
         assert seen == [1]
 
-    async def test_as_many_run_at_once_as_there_are_workers(self, bus: AppBus) -> None:
+    async def test_as_many_run_at_once_as_there_are_workers(self, bus: Bus) -> None:
         busy, most, go = 0, 0, asyncio.Event()
 
         @bus.on("orders", group="billing", workers=3)
@@ -147,7 +147,7 @@ class HandlerContract(BusFixtures):
         await bus.drain(30)
         assert (most, busy) == (3, 0)
 
-    async def test_a_failure_is_tried_again_and_then_a_dead_letter(self, bus: AppBus) -> None:
+    async def test_a_failure_is_tried_again_and_then_a_dead_letter(self, bus: Bus) -> None:
         tries: list[tuple[Any, int]] = []
 
         @bus.on("orders", group="billing", policy=self.policy(max_retries=2))
@@ -167,7 +167,7 @@ class HandlerContract(BusFixtures):
             assert letter.error == "ValueError: the till is closed"
             assert letter.event.payload == "bad"
 
-    async def test_a_handler_asks_for_a_retry_at_a_time(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_a_handler_asks_for_a_retry_at_a_time(self, bus: Bus, clock: AnyClock) -> None:
         times: list[float] = []
 
         @bus.on("orders", group="billing", policy=self.policy())
@@ -184,7 +184,7 @@ class HandlerContract(BusFixtures):
         assert times[1] - times[0] >= 1.99 * self.unit_s
 
     @pytest.mark.parametrize("signal", [Reject("broken"), FatalError("broken")], ids=repr)
-    async def test_a_handler_rejects_for_good(self, bus: AppBus, signal: Exception) -> None:
+    async def test_a_handler_rejects_for_good(self, bus: Bus, signal: Exception) -> None:
         self.need("dead_letters")
         tries = []
 
@@ -199,7 +199,7 @@ class HandlerContract(BusFixtures):
         (letter,) = await self.letters(bus)
         assert (letter.reason, letter.error, letter.attempts) == ("rejected", "broken", 1)
 
-    async def test_a_handler_that_settles_by_itself_is_left_alone(self, bus: AppBus) -> None:
+    async def test_a_handler_that_settles_by_itself_is_left_alone(self, bus: Bus) -> None:
         attempts = []
 
         @bus.on("orders", group="billing", policy=self.policy())
@@ -212,7 +212,7 @@ class HandlerContract(BusFixtures):
         await bus.drain(30)
         assert attempts == [1, 2]
 
-    async def test_handlers_of_a_key_never_run_at_the_same_time(self, bus: AppBus) -> None:
+    async def test_handlers_of_a_key_never_run_at_the_same_time(self, bus: Bus) -> None:
         busy: set[str | None] = set()
         overlaps: list[int] = []
         order: dict[str | None, list[int]] = {"a": [], "b": [], "c": []}
@@ -237,7 +237,7 @@ class HandlerContract(BusFixtures):
         for rest, key in enumerate("abc"):
             assert order[key] == list(range(rest, 60, 3))
 
-    async def test_a_handler_that_is_wrong_is_told(self, bus: AppBus) -> None:
+    async def test_a_handler_that_is_wrong_is_told(self, bus: Bus) -> None:
         with pytest.raises(InvalidOption):
             bus.on("orders", group="billing", workers=0)
         async with bus.subscribe("orders", group="billing", policy=self.policy(max_retries=1)):
@@ -254,7 +254,7 @@ class HandlerContract(BusFixtures):
 
     # -- middleware ----------------------------------------------------------------------------
 
-    async def test_middleware_surrounds_publishing_and_handling(self, bus: AppBus) -> None:
+    async def test_middleware_surrounds_publishing_and_handling(self, bus: Bus) -> None:
         seen: list[str] = []
         bus.use(Recorder("outer", seen), Recorder("inner", seen))
         await bus.publish_many("orders", [1, 2])
@@ -269,7 +269,7 @@ class HandlerContract(BusFixtures):
         one = ["outer begins", "inner begins", "inner ends with done", "outer ends with done"]
         assert seen == one * 2
 
-    async def test_middleware_may_change_or_refuse_what_is_published(self, bus: AppBus) -> None:
+    async def test_middleware_may_change_or_refuse_what_is_published(self, bus: Bus) -> None:
         class Stamp:
             async def publish(self, events: list[Event], call_next: Any) -> Any:
                 if any(event.payload == "secret" for event in events):
@@ -286,7 +286,7 @@ class HandlerContract(BusFixtures):
             (delivery,) = await self.now(stream)
         assert (delivery.event.payload, delivery.event.actor) == ("open", "stamp")
 
-    async def test_what_middleware_raises_decides_like_the_handlers_own(self, bus: AppBus) -> None:
+    async def test_what_middleware_raises_decides_like_the_handlers_own(self, bus: Bus) -> None:
         handled: list[int] = []
 
         class Guard:
@@ -307,7 +307,7 @@ class HandlerContract(BusFixtures):
 
     # -- stop, drain, close --------------------------------------------------------------------
 
-    async def test_stop_lets_a_handler_finish(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_stop_lets_a_handler_finish(self, bus: Bus, clock: AnyClock) -> None:
         begun, go, done = asyncio.Event(), asyncio.Event(), []
 
         @bus.on("orders", group="billing", policy=self.policy())
@@ -331,7 +331,7 @@ class HandlerContract(BusFixtures):
 
     @pytest.mark.parametrize("timeout_s", [0, 0.01])
     async def test_stop_ends_a_handler_that_takes_too_long(
-        self, bus: AppBus, timeout_s: float
+        self, bus: Bus, timeout_s: float
     ) -> None:
         begun = asyncio.Event()
 
@@ -346,7 +346,7 @@ class HandlerContract(BusFixtures):
         async with bus.subscribe("orders", group="billing") as stream:
             assert (await self.now(stream))[0].attempt == 2
 
-    async def test_a_handler_that_stops_its_bus_does_not_wait_for_ever(self, bus: AppBus) -> None:
+    async def test_a_handler_that_stops_its_bus_does_not_wait_for_ever(self, bus: Bus) -> None:
         ended = asyncio.Event()
 
         @bus.on("orders", group="billing", policy=self.policy())
@@ -363,7 +363,7 @@ class HandlerContract(BusFixtures):
         async with bus.subscribe("orders", group="billing") as stream:
             assert (await self.now(stream))[0].attempt == 2
 
-    async def test_a_bus_that_was_stopped_starts_again(self, bus: AppBus) -> None:
+    async def test_a_bus_that_was_stopped_starts_again(self, bus: Bus) -> None:
         seen: list[Any] = []
 
         @bus.on("orders", group="billing")
@@ -379,7 +379,7 @@ class HandlerContract(BusFixtures):
         await bus.drain(30)
         assert seen == [1, 2]
 
-    async def test_drain_says_when_it_took_too_long(self, bus: AppBus) -> None:
+    async def test_drain_says_when_it_took_too_long(self, bus: Bus) -> None:
         """Also where nobody moves the clock, as in a test that waits for a retry."""
         go = asyncio.Event()
 
@@ -393,7 +393,7 @@ class HandlerContract(BusFixtures):
         go.set()
         assert await bus.drain(30) is True
 
-    async def test_close_ends_handlers_and_keeps_what_they_settled(self, bus: AppBus) -> None:
+    async def test_close_ends_handlers_and_keeps_what_they_settled(self, bus: Bus) -> None:
         seen: list[Any] = []
         enough = asyncio.Event()
 
@@ -409,7 +409,7 @@ class HandlerContract(BusFixtures):
 
     # -- dead letters --------------------------------------------------------------------------
 
-    async def test_a_dead_letter_says_where_it_came_from(self, bus: AppBus) -> None:
+    async def test_a_dead_letter_says_where_it_came_from(self, bus: Bus) -> None:
         self.need("dead_letters")
         await bus.publish("orders", {"id": 1}, key="k", headers={"mine": "kept"})
         async with bus.subscribe("orders", group="billing", policy=self.policy()) as stream:
@@ -427,9 +427,7 @@ class HandlerContract(BusFixtures):
         async with bus.subscribe("orders.DLQ", group="watch") as stream:
             assert payloads(await self.now(stream)) == [{"id": 1}]
 
-    async def test_a_pattern_does_not_take_in_dead_letters(
-        self, bus: AppBus, clock: AnyClock
-    ) -> None:
+    async def test_a_pattern_does_not_take_in_dead_letters(self, bus: Bus, clock: AnyClock) -> None:
         self.need("dead_letters", "patterns")
         await self.bury(bus, 1)
         async with bus.subscribe(">", group="watch") as stream:
@@ -437,7 +435,7 @@ class HandlerContract(BusFixtures):
             await self.check_quiet(stream, clock)
 
     async def test_a_redriven_record_goes_to_its_group_alone(
-        self, bus: AppBus, clock: AnyClock
+        self, bus: Bus, clock: AnyClock
     ) -> None:
         self.need("dead_letters")
         await self.bury(bus, 1, 2)
@@ -460,7 +458,7 @@ class HandlerContract(BusFixtures):
         assert [x.open for x in await self.letters(bus, closed=True)] == [True, False]
 
     async def test_a_record_redriven_through_another_connection_is_delivered(
-        self, bus: AppBus, connect: Connect, clock: AnyClock
+        self, bus: Bus, connect: Connect, clock: AnyClock
     ) -> None:
         self.need("dead_letters", "shared")
         await self.bury(bus, 1)
@@ -474,7 +472,7 @@ class HandlerContract(BusFixtures):
         finally:
             await other.close()
 
-    async def test_a_dry_run_changes_nothing(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_a_dry_run_changes_nothing(self, bus: Bus, clock: AnyClock) -> None:
         self.need("dead_letters")
         await self.bury(bus, 1)
         desk = bus.dead_letters("orders")
@@ -484,7 +482,7 @@ class HandlerContract(BusFixtures):
         async with bus.subscribe("orders", group="billing") as stream:
             await self.check_quiet(stream, clock)
 
-    async def test_a_record_that_keeps_failing_is_not_redriven_for_ever(self, bus: AppBus) -> None:
+    async def test_a_record_that_keeps_failing_is_not_redriven_for_ever(self, bus: Bus) -> None:
         self.need("dead_letters")
         await self.bury(bus, 1)
         for count in range(2):
@@ -499,7 +497,7 @@ class HandlerContract(BusFixtures):
         assert last.refused == "redriven 2 times already"
         assert [letter.redrives for letter in await self.letters(bus)] == [2]
 
-    async def test_letters_are_chosen_by_a_filter(self, bus: AppBus) -> None:
+    async def test_letters_are_chosen_by_a_filter(self, bus: Bus) -> None:
         self.need("dead_letters")
         await self.bury(bus, {"n": 1}, {"n": 2}, {"n": 3})
         desk = bus.dead_letters("orders")
@@ -510,7 +508,7 @@ class HandlerContract(BusFixtures):
                 await anext(desk.drop(where=wrong))  # type: ignore[arg-type]
         assert [letter.origin for letter in await self.letters(bus)] == [1]
 
-    async def test_a_dropped_letter_is_closed(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_a_dropped_letter_is_closed(self, bus: Bus, clock: AnyClock) -> None:
         self.need("dead_letters")
         await self.bury(bus, 1, 2)
         desk = bus.dead_letters("orders")
@@ -522,7 +520,7 @@ class HandlerContract(BusFixtures):
         async with bus.subscribe("orders", group="billing") as stream:
             await self.check_quiet(stream, clock)
 
-    async def test_redriving_keeps_to_its_rate(self, bus: AppBus, clock: AnyClock) -> None:
+    async def test_redriving_keeps_to_its_rate(self, bus: Bus, clock: AnyClock) -> None:
         self.need("dead_letters")
         await self.bury(bus, 1, 2, 3)
 
@@ -536,7 +534,7 @@ class HandlerContract(BusFixtures):
         times = await job
         assert times[2] - times[0] >= 1.99 * self.unit_s
 
-    async def test_letters_are_listed_by_group(self, bus: AppBus) -> None:
+    async def test_letters_are_listed_by_group(self, bus: Bus) -> None:
         self.need("dead_letters")
         await self.bury(bus, 1)
         async with bus.subscribe("orders", group="audit", policy=self.policy()) as stream:

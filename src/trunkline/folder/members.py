@@ -1,0 +1,93 @@
+"""The members of a bus: the processes that have it open and lease records.
+
+A member holds a lock on ``members/<name>`` as long as it lives. A file that is not locked is a
+member that is gone, so its leases are free. ``members/<name>.hand`` marks the records that its
+handlers have in hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable
+
+from trunkline.errors import StorageError
+from trunkline.folder import in_hand
+from trunkline.folder.in_hand import GroupMarks, HandFile
+from trunkline.log import atomic
+from trunkline.names import GroupKey, is_handle
+
+
+class FolderMembers:
+    def __init__(self, root: str, timeout_s: float) -> None:
+        self.own = secrets.token_hex(6)
+        self._place = os.path.join(root, "members")
+        self._timeout_s = timeout_s
+        self._fd = -1
+        self._hand_file: HandFile | None = None
+
+    def join(self) -> str:
+        """Become a member: what this process leases is its own as long as it lives."""
+        if self._fd < 0:
+            try:
+                self._join()
+            except OSError as error:
+                raise atomic.storage_error(error, self._place) from error
+        return self.own
+
+    def _join(self) -> None:
+        while self._fd < 0:
+            for name in os.listdir(self._place):
+                if not name.endswith(in_hand.SUFFIX):
+                    atomic.remove_unlocked(os.path.join(self._place, name))
+            path = os.path.join(self._place, self.own)
+            fd = atomic.open_file(path, os.O_RDWR | os.O_CREAT)
+            atomic.lock(fd, self._timeout_s, path)
+            if os.fstat(fd).st_nlink:
+                self._fd = fd
+            else:  # another process took the file for that of a member that is gone
+                os.close(fd)
+
+    def is_alive(self, member: str) -> bool:
+        return is_handle(member) or atomic.is_locked(os.path.join(self._place, member))
+
+    def gone(self, members: set[str]) -> set[str]:
+        """Those of the members that are not alive any more."""
+        return {one for one in members if one != self.own and not self.is_alive(one)}
+
+    def marks(self, key: GroupKey) -> GroupMarks | None:
+        """Where the handlers of this process mark the records of a group that they have in hand;
+        None if the device is full. A member without such a file counts every lease as a try.
+        """
+        if self._hand_file is None:
+            path = os.path.join(self._place, self.join() + in_hand.SUFFIX)
+            try:
+                self._hand_file = HandFile(path)
+            except (OSError, StorageError):
+                return None
+        return GroupMarks(self._hand_file, key)
+
+    def marked_by(self, member: str, key: GroupKey) -> Callable[[int], bool] | None:
+        """Whether a member that is gone had a record of a group in hand; None if that is not
+        known.
+        """
+        return in_hand.read(os.path.join(self._place, member + in_hand.SUFFIX), key)
+
+    def leave(self) -> None:
+        if self._hand_file is not None:
+            self._hand_file.remove_file()
+            self._hand_file = None
+        if self._fd >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._place, self.own))
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the lock and leave the files, as the death of the process would."""
+        if self._hand_file is not None:
+            self._hand_file.close()
+            self._hand_file = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

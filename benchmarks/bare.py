@@ -30,8 +30,11 @@ from picows import (
 )
 
 from benchmarks.harness import TOPIC
-from trunkline.event import Event, encode_event
-from trunkline.frames import (
+from trunkline.codec import encode_event
+from trunkline.event import Event
+from trunkline.log.line import frame_batch
+from trunkline.options import Limits
+from trunkline.wire.frames import (
     SUBPROTOCOL,
     Message,
     Ok,
@@ -42,8 +45,6 @@ from trunkline.frames import (
     join,
     read_asked,
 )
-from trunkline.log.line import frame_batch
-from trunkline.options import Limits
 
 
 class Log:

@@ -39,8 +39,23 @@ from benchmarks.harness import (
 
 HERE = Path(__file__).parent
 LATEST = HERE / "results" / "latest.json"
-for _module in ("lines_publish", "lines_deliver", "lines_growth", "lines_broker", "lines_spark"):
-    import_module(f"benchmarks.{_module}")  # adds its lines, in this order
+_MODULES = (
+    "publish",
+    "deliver",
+    "peers",
+    "keys",
+    "growth",
+    "broker",
+    "guard",
+    "nats",
+    "mongo",
+    "cli",
+    "operation",
+    "spark",
+    "pipelines",
+)
+for _module in _MODULES:
+    import_module(f"benchmarks.lines_{_module}")  # adds its lines, in this order
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

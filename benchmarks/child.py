@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic_ns, perf_counter, sleep
 
 import trunkline
-from benchmarks.harness import TOPIC, payloads, resident_mb
+from benchmarks.harness import EVENT_BYTES, TOPIC, payloads, publish_rate, resident_mb
 
 TICK_S = 0.001
 STAMP_BYTES = 8
@@ -67,6 +67,59 @@ async def fall_behind(folder: Path, takes: int) -> dict[str, float]:
         return {"seconds": took, "mb": resident_mb(peak=True) - before}
 
 
+async def take_due(folder: Path, due: int) -> dict[str, float]:
+    """A new group takes records that are due behind others that are not: seconds for the first
+    ``due`` of them, for as many more once the log was read, and the memory that it adds.
+    """
+    async with trunkline.connect(f"file:{folder}") as bus:
+        ready = payloads(due)
+        before = resident_mb()
+        took = []
+        async with bus.subscribe(TOPIC, group=f"due-{os.getpid()}") as deliveries:
+            for _ in range(2):
+                started = perf_counter()
+                await bus.publish_many(TOPIC, ready)
+                for _ in range(due):
+                    await (await anext(deliveries)).ack()
+                took.append(perf_counter() - started)
+        return {"first": took[0], "then": took[1], "mb": resident_mb(peak=True) - before}
+
+
+async def read_all(folder: Path) -> dict[str, float]:
+    """Seconds to read a log once, in order."""
+    async with trunkline.connect(f"file:{folder}") as bus:
+        first, end = await bus.bounds(TOPIC)
+        started = perf_counter()
+        while first < end:
+            first = (await bus.read(TOPIC, first, 1000))[-1].offset + 1
+        return {"seconds": perf_counter() - started}
+
+
+async def publish_for(folder: Path, seconds: float, in_flight: int) -> dict[str, float]:
+    """The rate of one of several processes that publish to the same log."""
+    ready = payloads()
+    async with trunkline.connect(f"file:{folder}") as bus:
+        rate = await publish_rate(
+            lambda number: bus.publish(TOPIC, ready[number % len(ready)]), in_flight, seconds
+        )
+        return {"rate": rate}
+
+
+def redis_for(port: int, seconds: float, in_flight: int) -> dict[str, float]:
+    """The same beside Redis: one pipeline after another."""
+    from redis import Redis
+
+    client = Redis(host="127.0.0.1", port=port)
+    started = perf_counter()
+    end, sent = started + seconds, 0
+    while perf_counter() < end:
+        pipe = client.pipeline(transaction=False)
+        for _ in range(in_flight):
+            pipe.xadd(TOPIC, {"event": b"." * EVENT_BYTES})
+        sent += len(pipe.execute())
+    return {"rate": sent / (perf_counter() - started)}
+
+
 def main() -> None:
     word, *rest = sys.argv[1:]
     match word:
@@ -78,6 +131,15 @@ def main() -> None:
             asyncio.run(publish_until_killed(Path(rest[0])))
         case "behind":
             print(json.dumps(asyncio.run(fall_behind(Path(rest[0]), int(rest[1])))))
+        case "due":
+            print(json.dumps(asyncio.run(take_due(Path(rest[0]), int(rest[1])))))
+        case "read":
+            print(json.dumps(asyncio.run(read_all(Path(rest[0])))))
+        case "publish":
+            folder, seconds, many = Path(rest[0]), float(rest[1]), int(rest[2])
+            print(json.dumps(asyncio.run(publish_for(folder, seconds, many))))
+        case "redis":
+            print(json.dumps(redis_for(int(rest[0]), float(rest[1]), int(rest[2]))))
         case _:
             sys.exit(f"unknown word {word!r}")
 

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from time import perf_counter
-from typing import Any
 
 import trunkline
 from benchmarks.harness import (
-    EVENT_BYTES,
     TOPIC,
     Pair,
     Run,
     line,
-    payloads,
 )
 from benchmarks.pace import Side, p95_of
-from benchmarks.peers import jetstream
-from trunkline.buses.local import LocalBus
+from trunkline.bus import Bus
+from trunkline.bus.subscription import LocalSubscription
 
 GROUP = "billing"
 WORKERS = 8
-FETCH = 500
 
 
 @line("end-to-end-p95", against="fdatasync p95", unit="ms", goal="<= 4")
@@ -36,31 +32,24 @@ async def end_to_end_p95(run: Run) -> Pair:
     return Pair(ours, bare)
 
 
-@line("catch-up-nats", against="JetStream pull with ack", unit="events/s", goal=">= 2.5")
-async def catch_up_nats(run: Run) -> Pair:
-    """A new group works off everything that was published before it existed.
+async def work_off_batches(bus: Bus, count: int, size: int) -> float:
+    """By batches, each acknowledged as a whole; until every acknowledgement is saved."""
+    started = perf_counter()
+    handled = 0
+    async with bus.subscribe(TOPIC, group=GROUP, max_inflight=2 * size) as stream:
+        assert isinstance(stream, LocalSubscription)
+        async for batch in stream.batches(size):
+            handled += len(batch.events)  # each decoded event is at hand
+            await batch.ack()
+            if handled >= count:
+                break
+    return count / (perf_counter() - started)
 
-    Ours: a handler called with each decoded event, acknowledged when it returns, until the bus has
-    stopped and every acknowledgement is saved. Theirs: ``fetch`` in the batch size that is fastest
-    here, ``ack`` for each message, bytes left undecoded; half of it before our turn, half after.
+
+async def work_off(bus: Bus, count: int) -> float:
+    """A handler is called with each decoded event, and acknowledges by returning; until every
+    acknowledgement is saved.
     """
-    ours = run.count(1_000_000, 2_000)
-    theirs = run.count(150_000, 1_000)
-    async with trunkline.connect(f"file:{run.fresh()}") as bus, jetstream(run.fresh()) as js:
-        batch = payloads(500)
-        for _ in range(ours // len(batch)):
-            await bus.publish_many(TOPIC, batch)
-        data = b"." * EVENT_BYTES
-        for _ in range(theirs // 500):
-            await asyncio.gather(*(js.publish(TOPIC, data) for _ in range(500)))
-        subscription = await js.pull_subscribe(TOPIC, durable=GROUP)
-        before = await _pull(js, subscription, theirs // 2)
-        rate = await _work_off(bus, ours)
-        after = await _pull(js, subscription, theirs // 2)
-    return Pair(rate, (before + after) / 2)
-
-
-async def _work_off(bus: LocalBus, count: int) -> float:
     done = asyncio.Event()
     handled = 0
 
@@ -76,14 +65,3 @@ async def _work_off(bus: LocalBus, count: int) -> float:
     await done.wait()
     await bus.stop()
     return count / (perf_counter() - started)
-
-
-async def _pull(js: Any, subscription: Any, count: int) -> float:
-    started = perf_counter()
-    got = 0
-    while got < count:
-        for message in await subscription.fetch(min(FETCH, count - got), timeout=10):
-            await message.ack()
-            got += 1
-    await js._nc.flush()
-    return got / (perf_counter() - started)

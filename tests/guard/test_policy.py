@@ -31,7 +31,7 @@ boss = ["chief"]
 includes = ["clerk"]
 [[roles.chief.allow]]
 actions = ["publish", "read", "admin"]
-topics = [">", "system.>", "*.DLQ"]
+topics = [">", "system.>", "*.DLQ", "*.*.DLQ", "*.*.DLQ.DLQ"]
 band = "BLACK"
 caps = ["pci", "write"]
 
@@ -80,6 +80,8 @@ def test_a_rule_allows_by_topic_space_band_and_capability() -> None:
         ("anna", "admin", "orders", {"space": "sales"}, "no rule of 'anna' (roles: clerk)"),
         ("anna", "read", "orders.secret", {"space": "sales"}, "roles.clerk.deny[0] denies it"),
         ("boss", "read", "orders.secret", {}, "roles.clerk.deny[0] denies it"),
+        ("boss", "read", "orders.secret.DLQ", {}, "roles.clerk.deny[0] denies it"),
+        ("boss", "read", "orders.secret.DLQ.DLQ", {}, "roles.clerk.deny[0] denies it"),
         ("anna", "read", "orders.DLQ", {"space": "sales"}, "no rule"),
         ("eve", "read", "orders", {}, "no rule of 'eve' (roles: none)"),
         ("till-1", "publish", "orders", {}, "device unknown is not in till-*"),

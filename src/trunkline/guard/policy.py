@@ -20,7 +20,8 @@ A policy file names roles and gives them to actors::
 Nothing is allowed unless a rule of one of the actor's roles allows it, and a rule below ``deny``
 beats every rule that allows. A rule that leaves an attribute out does not ask for it, but for the
 band and the capabilities: events above GREEN, and events that demand a capability, need a rule that
-says so. Dead letters and topics below ``system`` are matched only by patterns that name them.
+says so. Dead letters and topics below ``system`` are matched only by patterns that name them; a
+denial of a topic is one of its dead letters as well.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from trunkline.access import covers, touches
 from trunkline.errors import InvalidOption
 from trunkline.event import BANDS, Band, Event
 from trunkline.guard.config import convert
-from trunkline.names import check_pattern
+from trunkline.names import DEAD_SUFFIX, check_pattern, is_dead
 
 Action = Literal["publish", "read", "admin"]
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -219,7 +220,10 @@ def _fits_topic(pattern: str, ask: Question) -> bool:
 
 def _is_hit(rule: PolicyRule, ask: Question) -> bool:
     """Whether a denial holds: for the topic alone, only one that asks for nothing of an event."""
-    if not any(covers(pattern, ask.topic) for pattern in rule.topics):
+    origin = ask.topic
+    while is_dead(origin):  # dead letters hold what their topic held
+        origin = origin.removesuffix(DEAD_SUFFIX)
+    if not any(covers(p, ask.topic) or covers(p, origin) for p in rule.topics):
         return False
     event = ask.event
     if event is None:

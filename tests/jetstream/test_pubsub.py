@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -112,7 +113,7 @@ async def test_an_error_naks_and_the_message_comes_again(bus: Bus) -> None:
     assert (tries, await letters(bus)) == ([1, 2, 3], [])
 
 
-@pytest.mark.parametrize("wrapped", ["bare", "cause", "group"])
+@pytest.mark.parametrize("wrapped", ["bare", "cause", "group", "cause of a group"])
 async def test_a_fatal_error_leaves_a_dead_letter(bus: Bus, wrapped: str) -> None:
     tries: list[bytes] = []
 
@@ -122,6 +123,8 @@ async def test_a_fatal_error_leaves_a_dead_letter(bus: Bus, wrapped: str) -> Non
             raise FatalError("broken")
         if wrapped == "group":
             raise ExceptionGroup("two", [ValueError(), FatalError("broken")])
+        if wrapped == "cause of a group":
+            raise ExceptionGroup("one", [ValueError()]) from FatalError("broken")
         raise RuntimeError("outer") from FatalError("broken")
 
     await Publisher(bus, "TRIGGERS").publish("a", b"x")
@@ -210,6 +213,83 @@ async def test_hooks_hear_every_attempt(bus: Bus) -> None:
         await until(lambda: len(handled) == 2)
     assert sent == [("T.a", "InvalidEvent"), ("T.a", "NoneType")]
     assert handled == [("T.a", "ValueError"), ("T.a", "NoneType")]
+
+
+async def test_an_error_of_a_hook_stops_nobody(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(subject: str, error: BaseException | None, latency_s: float) -> None:
+        raise RuntimeError("no metrics")
+
+    publisher = Publisher(bus, "TRIGGERS", on_publish=broken)
+    for _ in range(20):
+        assert (await publisher.publish("a", b"x")).offset
+    got: list[Message] = []
+    consumer = Consumer(bus, "TRIGGERS", "worker", workers=2, buffer=1, on_message=broken)
+    async with Running(consumer, got.append):
+        await until(lambda: len(got) == 20)
+    assert caplog.text.count("RuntimeError: no metrics") == 40
+
+
+@pytest.mark.parametrize("cause", ["handler", "partitioner"])
+async def test_no_worker_ends_by_what_a_message_does(bus: Bus, cause: str) -> None:
+    """A handler whose own wait was cancelled failed, and so did a message that a partitioner cannot
+    read: both are tried again, then they are dead letters, and the others are handled.
+    """
+    publisher = Publisher(bus, "TRIGGERS")
+    for number in range(12):
+        await publisher.publish("a", b"bad" if number in (0, 1) else str(number).encode())
+    got: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        if message.data == b"bad":
+            raise asyncio.CancelledError
+        got.append(message.data)
+
+    consumer = Consumer(
+        bus,
+        "TRIGGERS",
+        "worker",
+        workers=2,
+        buffer=1,
+        partitioner=int if cause == "partitioner" else None,
+        policy=QUICK,
+    )
+    async with Running(consumer, handle):
+        await until(lambda: len(got) == 10)
+        async with asyncio.timeout(20):
+            while len(await letters(bus)) < 2:
+                await asyncio.sleep(0.02)
+
+
+async def test_a_consumer_keeps_its_messages_by_the_timeout_that_the_group_has(bus: Bus) -> None:
+    """A consumer without a policy of its own joins a group whose timeout is short."""
+    await Publisher(bus, "TRIGGERS").publish("a", b"x")
+    short = GroupOptions(ordering="none", ack_timeout_s=0.5, backoff_base_s=0.0)
+    async with bus.subscribe("TRIGGERS", group="worker", policy=short):
+        pass
+    tries: list[int] = []
+
+    async def handle(message: Message) -> None:
+        tries.append(message.metadata.deliveries)
+        await asyncio.sleep(2.5)
+
+    async with Running(Consumer(bus, "TRIGGERS", "worker"), handle):
+        await until(lambda: tries)
+        await asyncio.sleep(2.0)
+    assert len(tries) == 1
+    assert await bus.lag("TRIGGERS", "worker") == 0
+
+
+async def test_a_stop_before_the_run_ends_it(bus: Bus) -> None:
+    consumer = Consumer(bus, "TRIGGERS", "worker")
+    running = asyncio.ensure_future(consumer.run(lambda _: None))
+    consumer.stop()
+    await asyncio.wait_for(running, 20)
+
+
+def test_the_numbers_that_are_promised() -> None:
+    default = inspect.signature(Consumer).parameters
+    names = ("workers", "buffer", "drain_timeout_s", "shutdown_timeout_s", "partitioner")
+    assert [default[name].default for name in names] == [16, 100, 5.0, 30.0, None]
 
 
 async def test_a_stop_works_off_the_buffer_and_gives_back_the_rest(bus: Bus) -> None:

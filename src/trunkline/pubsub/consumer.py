@@ -9,15 +9,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from trunkline.bus import Bus, Subscription
+from trunkline.bus import Bus, Delivery, Subscription
 from trunkline.check import check_count, check_span
 from trunkline.delivery.worker import awaited
 from trunkline.errors import Closed, FatalError, InvalidOption
 from trunkline.event import Event
 from trunkline.names import check_group, check_topic
 from trunkline.options import WORKERS_MAX, GroupOptions, OnConflict, TopicFields
+from trunkline.pubsub.hooks import Hook, tell
 from trunkline.pubsub.message import Message, check_subjects, is_wanted, subject_of
-from trunkline.pubsub.publisher import Hook
 from trunkline.pubsub.streams import ensure_stream
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,9 @@ class Consumer:
         self._options = options
         self._queues: list[asyncio.Queue[Message]] = [asyncio.Queue(buffer) for _ in range(workers)]
         self._turns = itertools.count()
-        self._open: set[Message] = set()
+        self._open: dict[Message, Delivery] = {}
+        self._ack_timeout_s = self._policy.ack_timeout_s
+        self._begun = asyncio.Event()  # the first message is there
         self._running = False
         self._stop = asyncio.Event()
 
@@ -89,7 +91,6 @@ class Consumer:
         if self._running:
             raise Closed("the consumer runs already")
         self._running = True
-        self._stop.clear()
         call: Callable[[Message], Awaitable[Any]] = awaited(handler)
         try:
             await ensure_stream(self._bus, self._stream, self._create, self._options)
@@ -97,9 +98,10 @@ class Consumer:
                 await self._work(stream, call)
         finally:
             self._running = False
+            self._stop.clear()
 
     def stop(self) -> None:
-        """Let ``run`` end."""
+        """Let ``run`` end, also one that is about to begin."""
         self._stop.set()
 
     def _subscribe(self) -> Subscription:
@@ -124,7 +126,8 @@ class Consumer:
         reading = loop.create_task(self._read(stream))
         stopping = loop.create_task(self._stop.wait())
         try:
-            await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            ends = {reading, stopping, keeping, *workers}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
             reading.cancel()
@@ -132,14 +135,23 @@ class Consumer:
             await self._end(workers)
             keeping.cancel()
             await asyncio.gather(*workers, keeping, return_exceptions=True)
-        if not reading.cancelled() and (error := reading.exception()) is not None:
-            raise error
+        for task in (reading, keeping, *workers):
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
 
     async def _read(self, stream: Subscription) -> None:
         async for delivery in stream:
             message = Message(delivery)
-            self._open.add(message)
-            await self._queues[self._worker(message)].put(message)
+            self._open[message] = delivery
+            self._begun.set()
+            try:
+                number = self._worker(message)
+            except Exception as failure:  # noqa: BLE001 -- a partitioner may fail in any way
+                await self._failed(message, failure)
+                self._open.pop(message)
+                self._tell(message, failure, 0.0)
+                continue
+            await self._queues[number].put(message)
 
     def _worker(self, message: Message) -> int:
         if self._partitioner is None:
@@ -155,7 +167,7 @@ class Consumer:
         for queue in self._queues:
             while not queue.empty():
                 message = queue.get_nowait()
-                self._open.discard(message)
+                self._open.pop(message, None)
                 queue.task_done()
         if late:
             await asyncio.wait(late, timeout=self._shutdown_s)
@@ -170,7 +182,7 @@ class Consumer:
             try:
                 await self._one(message, call)
             finally:
-                self._open.discard(message)
+                self._open.pop(message, None)
                 queue.task_done()
 
     async def _one(self, message: Message, call: Callable[[Message], Awaitable[Any]]) -> None:
@@ -178,26 +190,47 @@ class Consumer:
         error: BaseException | None = None
         try:
             await call(message)
+        except asyncio.CancelledError as failure:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            error = failure  # what the handler waited for was cancelled, not the worker
         except Exception as failure:  # noqa: BLE001 -- a handler may fail in any way
             error = failure
-            fatal = fatal_of(failure)
-            if fatal is not None:
-                await message.term(str(fatal))
-            else:
-                logger.warning("%r failed: %r", message, failure)
-                await message.nak()
-        else:
+        if error is None:
             await message.ack()
-        if self._on_message is not None:
-            self._on_message(message.subject, error, time.perf_counter() - started)
+        else:
+            await self._failed(message, error)
+        self._tell(message, error, time.perf_counter() - started)
+
+    async def _failed(self, message: Message, error: BaseException) -> None:
+        fatal = fatal_of(error)
+        if fatal is not None:
+            await message.term(str(fatal))
+        else:
+            logger.warning("%r failed: %r", message, error)
+            await message.nak()
+
+    def _tell(self, message: Message, error: BaseException | None, latency_s: float) -> None:
+        tell(self._on_message, message.subject, error, latency_s)
 
     async def _keep(self) -> None:
         """Messages in buffers and in handlers stay this consumer's."""
+        await self._begun.wait()
         while True:
-            await asyncio.sleep(self._policy.ack_timeout_s / 4)
+            await asyncio.sleep(await self._timeout_s() / 4)
             for message in list(self._open):
                 if not message.is_settled:
                     await message.in_progress()
+
+    async def _timeout_s(self) -> float:
+        """The ack timeout of the group: members before may have set another one."""
+        for delivery in list(self._open.values())[:1]:
+            try:
+                self._ack_timeout_s = (await self._bus.policy_of(delivery)).ack_timeout_s
+            except Exception as error:  # noqa: BLE001 -- the next look asks again
+                logger.warning("how long messages may take cannot be told: %s", error)
+        return self._ack_timeout_s
 
 
 def fatal_of(error: BaseException | None) -> FatalError | None:
@@ -208,6 +241,8 @@ def fatal_of(error: BaseException | None) -> FatalError | None:
         if isinstance(error, FatalError):
             return error
         if isinstance(error, BaseExceptionGroup):
-            return next(filter(None, map(fatal_of, error.exceptions)), None)
+            held = next(filter(None, map(fatal_of, error.exceptions)), None)
+            if held is not None:
+                return held
         error = error.__cause__
     return None

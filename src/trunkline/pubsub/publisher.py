@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -12,11 +11,9 @@ from trunkline.errors import Closed
 from trunkline.event import Event, Receipt, new_id
 from trunkline.names import check_topic
 from trunkline.options import TopicFields
+from trunkline.pubsub.hooks import Hook, tell
 from trunkline.pubsub.message import FORM, check_subject, payload_of
 from trunkline.pubsub.streams import ensure_stream
-
-Hook = Callable[[str, BaseException | None, float], None]
-"""Called with the subject, the error or None, and the seconds that it took."""
 
 
 class Publisher:
@@ -64,8 +61,7 @@ class Publisher:
             error = failure
             raise
         finally:
-            if self._on_publish is not None:
-                self._on_publish(whole, error, time.perf_counter() - started)
+            tell(self._on_publish, whole, error, time.perf_counter() - started)
 
     async def _publish(
         self,

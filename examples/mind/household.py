@@ -165,7 +165,7 @@ async def main(folder: Path) -> None:
     )
     async with bus:
         options = MemoryOptions(after_writes=len(HEARD), after_s=None, idle_s=None)
-        memory = Consolidator(bus, options, opened=vault.open)
+        memory = Consolidator(bus, options, opened=vault.open, secret=vault.secret)
         memory.review()
         writer = WriteHandler(bus, options, redact=redactor.redact, consolidator=memory)
         gate = AttentionGate(bus, GateOptions(defer_s=0.3, waiting=4))

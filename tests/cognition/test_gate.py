@@ -244,6 +244,30 @@ async def test_an_event_is_handled_when_its_deferral_or_its_decision_cannot_be_w
     assert gate.log.lost >= 2
 
 
+class Broken:
+    """Middleware with a mistake in it, for decisions alone."""
+
+    async def publish(self, events: list[Event], call_next: Any) -> Any:
+        if events[0].topic == ATTENTION:
+            raise KeyError("a mistake")
+        return await call_next(events)
+
+
+async def test_an_event_is_handled_when_a_middleware_fails_over_its_decision() -> None:
+    bus, clock = make_bus()
+    bus.use(Broken())
+    handled: list[float] = []
+    async with bus:
+        gate = AttentionGate(bus, scorer=by_payload)
+
+        @gate.on("t", group="g")
+        async def handle(event: Event) -> None:
+            handled.append(event.payload["s"])
+
+        await bus.publish("t", {"s": 0.1})
+        await until(lambda: handled == [0.1], clock)
+
+
 async def test_a_decision_that_is_too_large_does_not_take_others_along() -> None:
     clock = ManualClock()
     limits = Limits(record_bytes=2000)
@@ -352,7 +376,7 @@ async def test_before_the_append_each_action_happens_too() -> None:
     async with bus:
         options = GateOptions(stands="ingest", defer_s=10.0, items=2)
         gate = AttentionGate(bus, options, scorer=by_payload, topics="t")
-        dropped = await bus.publish("t", {"s": 0.1}, idem_key="a")
+        dropped = await bus.publish("t", {"s": 0.1}, idem_key="a", band="RED", caps=("ward",))
         assert (dropped.topic, dropped.offset) == (ATTENTION, 1)
         for salience in (0.3, 0.7, 0.7, 0.7, 0.9):
             assert (await bus.publish("t", {"s": salience})).topic == "t"
@@ -362,6 +386,8 @@ async def test_before_the_append_each_action_happens_too() -> None:
         await gate.flush()
         records = [record.event for record in await bus.read("t")]
         told = await decisions(bus)
+        kept = (await bus.read(ATTENTION))[0].event
+        assert (kept.band, kept.caps) == ("RED", ("ward",)), "a policy guards it as the event"
         await clock.run(1.5)
         await bus.publish("t", {"s": 0.7})
         assert (await bus.read("t"))[-1].event.not_before is None, "a new window, a new budget"

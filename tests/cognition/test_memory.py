@@ -15,7 +15,7 @@ from trunkline.bus.local import LocalBus
 from trunkline.cli import main
 from trunkline.cognition.consolidation import ConsolidationRun, Consolidator, RecallQuestion
 from trunkline.cognition.events import TOPIC, CognitiveType
-from trunkline.cognition.memory import EPISODES, FACTS, REVIEW, RUNS, Memory
+from trunkline.cognition.memory import EPISODES, FACTS, REVIEW, RUNS, Memory, memory_id
 from trunkline.cognition.options import MemoryOptions
 from trunkline.cognition.writing import WriteHandler
 from trunkline.errors import InvalidEvent
@@ -256,6 +256,59 @@ async def test_writes_come_from_a_topic_too() -> None:
             await clock.run(0)
         (episode,) = await bus.read(EPISODES)
     assert episode.event.payload["confidence"] == 0.9
+
+
+async def test_a_memory_demands_what_its_sources_demand() -> None:
+    bus, _ = make_bus()
+    async with bus:
+        writer = WriteHandler(bus, NEVER, redact=Redactor().redact)
+        await writer.write("alice", {"pays": "4111 1111 1111 1111"}, space="home")
+        for band, caps in (("GREEN", ("b",)), ("AMBER", ("a",))):
+            await writer.write("bob", {"likes": "tea"}, space="home", band=band, caps=caps)
+        writer.on("writes", group="writer")
+        said = {"subject": "carol", "content": {"likes": "rum"}}
+        await bus.publish("writes", said, space="home", band="RED", caps=("ward",))
+        await bus.drain(10)
+        await writer.consolidator.run()
+        facts = {record.event.subject: record.event for record in await bus.read(FACTS)}
+    assert {name: (one.band, one.caps) for name, one in facts.items()} == {
+        "alice": ("RED", ("pci",)),
+        "bob": ("AMBER", ("a", "b")),
+        "carol": ("RED", ("ward",)),
+    }
+
+
+async def test_an_erased_subject_is_forgotten_and_the_others_are_consolidated(
+    tmp_path: Path,
+) -> None:
+    """Also by a process that had read its memories before, and no id tells of them."""
+    pytest.importorskip("joserfc")
+    from trunkline.crypto.keyring import KeyRing, new_wrapping_key
+    from trunkline.guard.vault import Vault
+
+    (tmp_path / "wrapping").write_text(new_wrapping_key())
+    ring = KeyRing(tmp_path / "keys", f"file:{tmp_path / 'wrapping'}", create=True)
+    vault = Vault(ring, per="subject")
+    bus, _ = make_bus()
+    bus.use(vault)
+    async with bus:
+        known = Consolidator(bus, NEVER, opened=vault.open, secret=vault.secret)
+        writer = WriteHandler(bus, NEVER, consolidator=known)
+        for name in ("alice", "bob"):
+            await writer.write(name, {"likes": "tea"}, space="home")
+        await known.run()
+        ids = {record.event.key for record in await bus.read(FACTS)}
+        assert not ids & {memory_id("home", name, {"likes": "tea"}) for name in ("alice", "bob")}
+        ring.rotate("home", "bob")
+        for name in ("bob", "alice"):
+            await writer.write(name, {"likes": "tea"}, space="home")
+        ring.shred("home", "alice")
+        for consolidator in (known, Consolidator(bus, NEVER, opened=vault.open)):
+            run = await consolidator.run()
+            assert run.ok
+            (memory,) = consolidator.view
+            assert (memory.subject, len(memory.sources)) == ("bob", 2)
+        assert await known.waiting() == 0
 
 
 def test_memory_values_are_plain_json() -> None:

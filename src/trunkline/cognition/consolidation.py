@@ -38,13 +38,14 @@ from trunkline.cognition.memory import (
     MemorySource,
     MemoryView,
     Opened,
+    Secret,
     define_topics,
     memory_id,
     to_event,
 )
 from trunkline.cognition.options import MemoryOptions
 from trunkline.cognition.salience import decayed
-from trunkline.errors import Reject
+from trunkline.errors import Erased, Reject
 from trunkline.event import BANDS, Event, Record
 
 logger = logging.getLogger(__name__)
@@ -102,11 +103,15 @@ class Consolidator:
         *,
         questions: Callable[[], Sequence[RecallQuestion]] | None = None,
         opened: Opened | None = None,
+        secret: Secret | None = None,
     ) -> None:
-        """``opened`` opens a sealed event, such as ``vault.open``."""
+        """``opened`` opens a sealed event, such as ``vault.open``. ``secret`` is what ids of the
+        memories of a space and a subject are made with, such as ``vault.secret``.
+        """
         self.options = options or MemoryOptions()
         self.view = MemoryView(bus, opened)
         self._opened: Opened = opened or (lambda event: event)
+        self._secret: Secret = secret or (lambda _space, _subject: b"")
         self._bus = bus
         self._questions = questions
         self._one = asyncio.Lock()
@@ -150,13 +155,12 @@ class Consolidator:
             await define_topics(self._bus)
             await self.view.refresh()
             first = await self._begin()
-            episodes = await self._episodes(first)
-            last = episodes[-1][0].offset if episodes else first - 1
+            episodes, last, erased = await self._episodes(first)
             run = ConsolidationRun(
                 first=first, last=last, at=self._bus.clock.now(), trigger=trigger, passes=[]
             )
             before = {one.id: one for one in self.view if one.is_live}
-            candidates = await self._dedupe(run, episodes)
+            candidates = await self._dedupe(run, episodes, erased)
             candidates = await self._merge(run, candidates)
             await self._promote(run, candidates)
             forgotten = await self._forget(run)
@@ -181,30 +185,39 @@ class Consolidator:
             return int(self._opened(record.event).payload["last"]) + 1
         return 1
 
-    async def _episodes(self, first: int) -> list[tuple[Record, Episode]]:
+    async def _episodes(self, first: int) -> tuple[list[tuple[Record, Episode]], int, int]:
+        """The episodes from ``first`` on, the offset of the last, and how many were erased."""
         found: list[tuple[Record, Episode]] = []
-        start = max(first, (await self._bus.bounds(EPISODES)).first)
+        start, last, erased = max(first, (await self._bus.bounds(EPISODES)).first), first - 1, 0
         while records := await self._bus.read(EPISODES, start, _READ):
             for one in records:
-                episode = msgspec.convert(self._opened(one.event).payload, Episode)
-                found.append((one, episode))
-            start = records[-1].offset + 1
-        return found
+                try:
+                    opened = self._opened(one.event)
+                except Erased:
+                    erased += 1
+                    continue
+                found.append((one, msgspec.convert(opened.payload, Episode)))
+            last = records[-1].offset
+            start = last + 1
+        return found, last, erased
 
     async def _dedupe(
-        self, run: ConsolidationRun, episodes: list[tuple[Record, Episode]]
+        self, run: ConsolidationRun, episodes: list[tuple[Record, Episode]], erased: int
     ) -> list[Memory]:
-        log = PassReport("dedupe", reasons=[])
+        log = PassReport("dedupe", forgotten=erased, reasons=[])
         run.passes.append(log)
+        if erased:
+            log.note(f"{erased} episodes were erased")
         found: dict[str, Memory] = {}
         for record, episode in episodes:
             event = record.event
             source = MemorySource(EPISODES, record.partition, record.offset)
-            id_ = memory_id(event.space, episode.subject, episode.content)
+            id_ = self._id(event.space, episode.subject, episode.content)
             if id_ in found:
                 log.changed += 1
                 log.note(f"episode {record.offset} repeats {id_}")
-                found[id_] = self._reinforced(found[id_], (source,), episode.confidence)
+                again = self._reinforced(found[id_], (source,), episode.confidence)
+                found[id_] = _guarded(again, event.band, event.caps)
                 continue
             found[id_] = Memory(
                 id=id_,
@@ -217,6 +230,7 @@ class Consolidator:
                 created_at=run.at,
                 space=event.space,
                 band=event.band,
+                caps=event.caps,
             )
         fresh: list[Memory] = []
         for id_, memory in found.items():
@@ -228,7 +242,8 @@ class Consolidator:
                 log.changed += 1
                 log.note(f"{id_} is reinforced")
                 new = tuple(sorted(set(memory.sources) - set(have.sources)))
-                await self._publish(self._reinforced(have, new, memory.confidence))
+                again = self._reinforced(have, new, memory.confidence)
+                await self._publish(_guarded(again, memory.band, memory.caps))
         return fresh
 
     def _reinforced(
@@ -272,14 +287,17 @@ class Consolidator:
 
     def _joined(self, old: Memory, new: Memory) -> Memory:
         content = {**old.content, **new.content}
+        joined = self._reinforced(old, new.sources, new.confidence)
         return msgspec.structs.replace(
-            self._reinforced(old, new.sources, new.confidence),
-            id=memory_id(old.space, old.subject, content),
+            _guarded(joined, new.band, new.caps),
+            id=self._id(old.space, old.subject, content),
             content=content,
             valid_at=new.valid_at,
             created_at=new.created_at,
-            band=max(old.band, new.band, key=BANDS.index),
         )
+
+    def _id(self, space: str | None, subject: str, content: Any) -> str:
+        return memory_id(space, subject, content, self._secret(space or "", subject))
 
     def _is_sure(self, memory: Memory) -> bool:
         return memory.confidence >= self.options.promote_from
@@ -360,7 +378,7 @@ class Consolidator:
 
     async def _publish(self, memory: Memory) -> None:
         await self._bus.publish(to_event(memory, self._bus.clock.now()))
-        await self.view.refresh()
+        await self.view.read_on()
 
 
 def contradicts(old: Any, new: Any) -> bool:
@@ -377,6 +395,15 @@ def joins(old: Memory, new: Memory) -> bool:
         and isinstance(old.content, dict)
         and isinstance(new.content, dict)
         and not contradicts(old.content, new.content)
+    )
+
+
+def _guarded(memory: Memory, band: str, caps: tuple[str, ...]) -> Memory:
+    """A memory demands what each of its sources demands."""
+    return msgspec.structs.replace(
+        memory,
+        band=max(memory.band, band, key=BANDS.index),
+        caps=tuple(sorted({*memory.caps, *caps})),
     )
 
 

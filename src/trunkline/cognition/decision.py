@@ -91,6 +91,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str | None = None
     space: str | None = None
     band: Band = "GREEN"
+    caps: tuple[str, ...] = ()
     event: Any = None  # the whole event, where a gate before the append dropped it
 
     @property
@@ -107,6 +108,7 @@ def to_event(decision: Decision, clock: Clock) -> Event:
         key=decision.key,
         space=decision.space,
         band=decision.band,
+        caps=decision.caps,
         cause=decision.id,
         payload=msgspec.to_builtins(decision),
     )
@@ -158,9 +160,11 @@ class DecisionLog:
         except InvalidEvent as error:
             if len(events) > 1:  # one of them is too large: the others are written without it
                 return [one for event in events for one in await self._publish([event])]
-            said: Exception = error
+            said: object = error
         except (TrunklineError, OSError) as error:
             said = error
+        except Exception as error:  # noqa: BLE001 -- a middleware may fail in any way
+            said = type(error).__name__
         self.lost += len(events)
         logger.warning("%d attention decisions were not written: %s", len(events), said)
         return [None] * len(events)

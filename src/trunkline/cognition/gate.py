@@ -162,6 +162,7 @@ class AttentionGate:
             key=about.key,
             space=about.space,
             band=about.band,
+            caps=about.caps,
             **({"topic": about.topic} | more),
         )
         self.counts[decision.group, decision.action.value] += 1

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from trunkline.bus import Bus
+from trunkline.errors import Erased
 from trunkline.event import Event
 
 EPISODES: Final = "memory.episodes"
@@ -23,6 +24,7 @@ FACTS: Final = "memory.facts"
 REVIEW: Final = "memory.review"
 RUNS: Final = "memory.runs"
 Opened = Callable[[Event], Event]
+Secret = Callable[[str, str], bytes]
 State = Literal["active", "conflict_pending", "superseded", "revoked"]
 _READ = 1000
 
@@ -61,6 +63,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expired_at: datetime | None = None
     supersedes: str | None = None
     band: str = "GREEN"
+    caps: tuple[str, ...] = ()
 
     @property
     def place(self) -> tuple[str, str]:
@@ -71,10 +74,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.state == "active"
 
 
-def memory_id(space: str | None, subject: str, content: Any) -> str:
-    """The same fact about the same subject has the same id, in every run."""
+def memory_id(space: str | None, subject: str, content: Any, secret: bytes = b"") -> str:
+    """The same fact about the same subject has the same id, in every run. An id is not sealed: with
+    a ``secret`` nobody else can try contents against it.
+    """
     text = msgspec.json.encode([space or "", subject, content], order="sorted")
-    return "mem-" + hashlib.blake2b(text, digest_size=16).hexdigest()
+    return "mem-" + hashlib.blake2b(text, digest_size=16, key=secret).hexdigest()
 
 
 async def define_topics(bus: Bus) -> None:
@@ -100,13 +105,15 @@ def to_event(memory: Memory, now: datetime, topic: str = FACTS) -> Event:
         space=memory.space,
         subject=memory.subject,
         band=memory.band,  # type: ignore[arg-type]
+        caps=memory.caps,
         payload=msgspec.to_builtins(memory),
     )
 
 
 class MemoryView:
     """The newest state of each memory, read from the log and kept up to date by ``refresh``.
-    ``opened`` opens a sealed event, such as ``vault.open``: a read passes no middleware.
+    ``opened`` opens a sealed event, such as ``vault.open``: a read passes no middleware. A memory
+    whose key was shredded is gone.
     """
 
     def __init__(self, bus: Bus, opened: Opened | None = None) -> None:
@@ -114,20 +121,35 @@ class MemoryView:
         self._opened = opened or (lambda event: event)
         self._next: int | None = None
         self._found: dict[str, Memory] = {}
+        self._sealed: dict[str, Event] = {}  # the events of memories that were sealed
 
     async def refresh(self) -> None:
+        """Take up what was written since, and let go of what was erased."""
+        for event in list(self._sealed.values()):
+            self._take(event)
+        await self.read_on()
+
+    async def read_on(self) -> None:
+        """Take up what was written since."""
         while records := await self._bus.read(FACTS, self._next, _READ):
             for record in records:
-                self._take(self._opened(record.event))
+                self._take(record.event)
             self._next = records[-1].offset + 1
 
     def _take(self, event: Event) -> None:
         if event.key is None:
             return
-        if event.payload is None:  # a tombstone
+        try:
+            opened = self._opened(event)
+        except Erased:
+            opened = msgspec.structs.replace(event, payload=None)
+        self._sealed.pop(event.key, None)
+        if opened.payload is None:  # a tombstone
             self._found.pop(event.key, None)
             return
-        self._found[event.key] = msgspec.convert(event.payload, Memory)
+        self._found[event.key] = msgspec.convert(opened.payload, Memory)
+        if opened is not event:
+            self._sealed[event.key] = event
 
     def __iter__(self) -> Iterator[Memory]:
         return iter(list(self._found.values()))

@@ -117,6 +117,7 @@ class WriteHandler:
             space=event.space,
             actor=event.actor,
             band=event.band,
+            caps=event.caps,
             id=event.id,
             trace=event.trace,
             cause=event.id,

@@ -18,7 +18,7 @@ import msgspec
 
 from trunkline.bus import Delivery
 from trunkline.codec import check_value, decode_payload, encode_value
-from trunkline.crypto.jwe import Sealer, header_of
+from trunkline.crypto.jwe import Sealer, data_key, header_of
 from trunkline.crypto.keyring import KeyRing, open_payload
 from trunkline.errors import (
     Erased,
@@ -99,6 +99,14 @@ class Vault:
         text = sealer.seal(_plain(event.payload), event.id, event.topic)
         headers = {**event.headers, HEADER: sealer.kid}
         return msgspec.structs.replace(event, payload=text, headers=headers)
+
+    def secret(self, space: str, subject: str) -> bytes:
+        """32 bytes that stay the same until the owner's key is shredded, whatever is rotated. What
+        is derived with them, such as the id of a memory, says nothing after that.
+        """
+        owner = space, subject if self._by_subject else ""
+        self.ring.newest(*owner)  # made when it is first asked for
+        return data_key(self.ring.keys_of(*owner)[0].secret, b"secret")
 
     def _is_mine(self, topic: str) -> bool:
         if topic.startswith(SYSTEM_PREFIX):  # what the bus says about itself, unless it is named

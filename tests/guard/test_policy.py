@@ -263,6 +263,10 @@ async def test_every_door_of_a_broker_asks_the_policy(tmp_path: Path) -> None:
         told = [record.event.payload for record in await bus.read("system.bus.audit")]
     missing = [one.get("missing", "") for one in told if one["what"] == "denied"]
     assert any("publish on other: no rule" in one for one in missing)
+    async with trunkline.connect(url) as bus:  # what tells of every dead letter quotes none of them
+        (mirror,) = [record.event for record in await bus.read("system.bus.dlq")]
+    assert "payload" not in mirror.payload
+    assert (mirror.space, mirror.band) == ("sales", "RED")
     assert any("band RED is above AMBER" in one for one in missing)
     assert any("read on orders" in one for one in missing)
 

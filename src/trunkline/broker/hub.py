@@ -98,6 +98,7 @@ class Hub:
         self.families_shown = Gathered(lambda: show_figures(bus), self.clock)
         path = self.options.policy
         self._policy_file = None if path is None else PolicyFile(path, clock=self.clock)
+        self.system.quotes = path is None  # else whoever may read the letter reads it there
         self.sessions: set[Connection] = set()
         self.clients: dict[tuple[str, str], Connection] = {}  # by agent and name: their last one
         self.is_open = False

@@ -120,6 +120,7 @@ class System:
         self._counts = counts
         self._metrics_s = metrics_s
         self._share = audit
+        self.quotes = True  # whether a dead letter is told with its payload
         self._waiting: deque[Event] = deque()
         self._wake = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -168,16 +169,23 @@ class System:
             "reason": reason,
             "error": error[:1000],
         }
-        self._tell(DEAD, reason, {**facts, "key": event.key, "payload": event.payload})
+        told = {**facts, "key": event.key}
+        if self.quotes:
+            told["payload"] = event.payload
+        self._tell(DEAD, reason, told, like=event)
         self.audit("dlq", **facts)
 
-    def _tell(self, topic: str, type_: str, payload: dict[str, Any]) -> None:
+    def _tell(
+        self, topic: str, type_: str, payload: dict[str, Any], like: Event | None = None
+    ) -> None:
+        """An event ``like`` another is guarded as that one is."""
         if len(self._waiting) >= _WAITING_MAX:
             self._counts.lost += 1
             return
-        self._waiting.append(
-            Event(topic=topic, type=type_, payload=payload, ts=self._bus.clock.now())
-        )
+        event = Event(topic=topic, type=type_, payload=payload, ts=self._bus.clock.now())
+        if like is not None:
+            event = msgspec.structs.replace(event, space=like.space, band=like.band, caps=like.caps)
+        self._waiting.append(event)
         self._wake.set()
 
     async def _define(self, topic: str, kept_s: float) -> None:

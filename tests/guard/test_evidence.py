@@ -362,6 +362,36 @@ async def test_a_sealed_and_erased_log_still_verifies(tmp_path: Path) -> None:
     assert await asyncio.to_thread(findings, place) == []
 
 
+def test_a_topic_that_is_new_since_the_last_round_is_told_and_no_damage(
+    signed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An erasure makes such a topic. One that was signed is missed, with its tree and without."""
+    place, key = tmp_path / "bus", tmp_path / "key.pub"
+    key.write_text(SIGNER.public)
+    tampering.copy(signed, place)
+
+    async def more() -> None:
+        async with trunkline.connect(f"file:{place}") as bus:
+            await bus.publish("system.erasure", 1)
+
+    asyncio.run(more())
+    words = ["verify", "--url", f"file:{place}", "--public-key", str(key), "--json"]
+    assert main(words) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["path"], one["problem"], one["severe"]) for one in lines if "path" in one] == [
+        ("system.erasure/0", "not signed yet", False)
+    ]
+    shutil.rmtree(place / "tlog" / "wal" / "orders")
+    assert main(words) == 1
+    assert "there is no checkpoint" in capsys.readouterr().out
+    shutil.rmtree(place / "tlog")
+    assert main(words) == 1
+    seal(place)
+    (place / "tlog" / "wal" / "system.erasure" / "checkpoint").unlink()
+    (place / "tlog" / "partitions").unlink()
+    assert main(words) == 1
+
+
 def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         read_checkpoints(str(tmp_path / "none"), PUBLIC)

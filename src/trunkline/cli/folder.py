@@ -95,7 +95,10 @@ def _verify_signed(
     found = list(verify_folder(folder, verifier, topics, against))
     if args.against and topics is None:
         found += verify_notes(folder, args.against, verifier)
-    return [Finding(f"{one.topic}/{one.partition}", one.offset, one.problem) for one in found]
+    return [
+        Finding(f"{one.topic}/{one.partition}", one.offset, one.problem, one.severe)
+        for one in found
+    ]
 
 
 def verify_topics(

@@ -111,12 +111,15 @@ def missing_leaf(offset: int) -> bytes:
 
 
 class TreeFinding(NamedTuple):
-    """What is wrong with one partition. ``offset`` is the first record concerned, or 0."""
+    """What is wrong with one partition. ``offset`` is the first record concerned, or 0. What is
+    not ``severe`` is nothing wrong, but something that the signatures do not cover.
+    """
 
     topic: str
     partition: int
     offset: int
     problem: str
+    severe: bool = True
 
 
 class Sealing(NamedTuple):
@@ -290,6 +293,11 @@ class PartitionTree:
                 elif starts and _holds(removed, starts, offset):
                     yield self._finding(offset, f"record {offset} was removed, and is there again")
         yield from gap(len(hashes) + 1)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything of a tree is there."""
+        return os.path.exists(self.path)
 
     # -- proofs --------------------------------------------------------------------------------
 

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 import trunkline
 from trunkline.bus.nats import NatsBus
 from trunkline.bus.nats.server import Servers
-from trunkline.errors import Conflict, InvalidEvent, InvalidOption, NotFound
+from trunkline.errors import Conflict, InvalidEvent, InvalidOption, NotFound, UnsupportedFormat
 from trunkline.event import Event
 from trunkline.options import GroupOptions
 
@@ -129,6 +130,81 @@ async def test_a_subject_that_another_stream_takes_is_told(bus: NatsBus) -> None
     await bus.link.api(f"STREAM.CREATE.{name}", body)
     with pytest.raises(Conflict, match="another stream"):
         await bus.publish("orders", 1)
+
+
+async def streams(bus: NatsBus) -> set[str]:
+    """The streams on the server that belong to this bus."""
+    found = msgspec.json.decode(await bus.link.api("STREAM.NAMES"))
+    return {name for name in found["streams"] or () if name.startswith(bus.link.place.bus + "~")}
+
+
+@pytest.mark.parametrize("theirs", ["name", "subject"])
+async def test_no_partition_is_made_where_one_is_not_ours(bus: NatsBus, theirs: str) -> None:
+    place = bus.link.place
+    name = place.stream("orders", 2) if theirs == "name" else "theirs-" + place.bus
+    subject = "their.subject." + place.bus if theirs == "name" else place.subject("orders", 2)
+    await bus.link.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [subject]})
+    before = await streams(bus)
+    with pytest.raises(Conflict):
+        await bus.define("orders", partitions=4)
+    assert await streams(bus) == before
+    assert await bus.topics() == {}
+
+
+async def test_a_stream_of_a_later_version_is_left_alone(bus: NatsBus) -> None:
+    name = bus.link.place.stream("orders", 0)
+    subjects = [bus.link.place.subject("orders", 0)]
+    body = {"name": name, "subjects": subjects, "metadata": {"trunkline": "99"}}
+    await bus.link.api(f"STREAM.CREATE.{name}", body)
+    with pytest.raises(UnsupportedFormat, match="99"):
+        await bus.publish("orders", 1)
+    found = msgspec.json.decode(await bus.link.api(f"STREAM.INFO.{name}"))
+    assert found["config"]["metadata"]["trunkline"] == "99"
+
+
+async def test_who_only_looks_makes_nothing(url: str) -> None:
+    async with NatsBus(url) as bus:
+        assert await bus.topics() == {}
+        assert await bus.groups() == []
+        assert await streams(bus) == set()
+
+
+async def test_a_topic_that_two_make_at_once_has_the_options_of_its_document(
+    bus: NatsBus, url: str
+) -> None:
+    """Whoever comes second brings the streams to what the document says: nobody narrows them."""
+    async with NatsBus(url) as other:
+        for number in range(8):
+            topic = f"orders.{number}"
+            await asyncio.gather(
+                bus.define(topic, dedup_window_s=600, partitions=2), other.publish(topic, 1)
+            )
+            options = (await bus.catalog.load())[topic]
+            for partition in range(options.partitions):
+                name = bus.link.place.stream(topic, partition)
+                found = msgspec.json.decode(await bus.link.api(f"STREAM.INFO.{name}"))
+                wanted = options.dedup_window_s or 120
+                assert found["config"]["duplicate_window"] == wanted * 1_000_000_000
+            assert options.dedup_window_s == 600
+
+
+async def test_a_letter_of_a_topic_made_anew_is_redriven(bus: NatsBus) -> None:
+    """It has the offset of a letter that was redriven just before, and is another one."""
+    policy = GroupOptions(max_retries=0)
+    for number in (1, 2):
+        await bus.publish("orders", number)
+        async with bus.subscribe("orders", group="billing", policy=policy) as stream:
+            await (await take(stream, 1))[0].term("broken")
+            async with asyncio.timeout(20):
+                while not [one async for one in bus.dead_letters("orders").letters()]:
+                    await asyncio.sleep(0.02)
+            assert [one.refused async for one in bus.dead_letters("orders").redrive()] == [""]
+            (again,) = await take(stream, 1)
+            assert again.event.payload == number
+            await again.ack()
+            await bus.drain(10)
+        await bus.remove("orders")
+        await bus.remove("orders.DLQ")
 
 
 @pytest.mark.parametrize(

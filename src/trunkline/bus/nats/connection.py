@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
-from trunkline.bus.nats.place import MARK, Place
+from trunkline.bus.nats.place import FORMAT, MARK, Place
 from trunkline.errors import (
     Closed,
     Conflict,
@@ -25,6 +25,7 @@ from trunkline.errors import (
     ProtocolError,
     StorageFull,
     TrunklineError,
+    UnsupportedFormat,
 )
 from trunkline.options import NatsOptions
 
@@ -276,11 +277,18 @@ class NatsLink:
             await self.nc.publish(subject, data, headers=headers)
 
     def check_ours(self, name: str, metadata: dict[str, str] | None) -> None:
-        if MARK not in (metadata or {}):
+        mark = (metadata or {}).get(MARK)
+        if mark is None:
             raise Conflict(
                 f"the stream {name} is not one of Trunkline's",
                 stream=name,
                 hint="take another bus: nats://host:4222/other; nothing was changed",
+            )
+        if mark != FORMAT:
+            raise UnsupportedFormat(
+                f"the stream {name} has format {mark}, this program knows {FORMAT}",
+                stream=name,
+                hint="upgrade trunkline",
             )
 
 

@@ -183,8 +183,10 @@ class NatsDesk:
         await bus.consumers.make_again(letter.topic, letter.group, policies[letter.group])
         body = GivenBack(letter.partition, letter.origin, letter.redrives + 1)
         subject = bus.link.place.again_subject(letter.topic, letter.group)
-        # The id names the letter: a redrive that is cut off and done again is one redrive.
-        await bus.window.send(subject, msgspec.json.encode(body), f"{self._dlq}:{letter.offset}")
+        # The id names the letter: a redrive that is cut off and done again is one redrive. The
+        # offset alone would name a letter of a topic that was removed, too.
+        name = f"{self._dlq}:{letter.offset}:{letter.event.id}"
+        await bus.window.send(subject, msgspec.json.encode(body), name)
         await self._close(letter)
         await bus.catalog.tell(News("again", letter.topic, letter.group))
         return ""

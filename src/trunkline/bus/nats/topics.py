@@ -65,6 +65,10 @@ class StreamInfo(msgspec.Struct):
     cluster: ClusterInfo | None = None
 
 
+class _Names(msgspec.Struct):
+    streams: list[str] | None = None
+
+
 class _Document(msgspec.Struct):
     format: int = 1
     topics: dict[str, dict[str, Any]] = {}
@@ -84,7 +88,19 @@ class Notes:
 
     def __init__(self, link: NatsLink) -> None:
         self._link = link
+        self._is_ours = False
         self._ready = False
+
+    async def _check(self) -> bool:
+        """Whether the stream is there. Who only reads makes none."""
+        if not self._is_ours:
+            try:
+                found = await stream_info(self._link, self._link.place.notes)
+            except NotFound:
+                return False
+            self._link.check_ours(self._link.place.notes, found.config.metadata)
+            self._is_ours = True
+        return True
 
     async def _ensure(self) -> None:
         if self._ready:
@@ -103,7 +119,8 @@ class Notes:
 
     async def get(self, name: str) -> tuple[bytes | None, int]:
         """The document and its revision; ``None`` and 0 if there is none."""
-        await self._ensure()
+        if not await self._check():
+            return None, 0
         place = self._link.place
         body = {"last_by_subj": place.note(name)}
         try:
@@ -156,15 +173,18 @@ async def create_stream(link: NatsLink, name: str, config: dict[str, Any]) -> No
     except Exception as error:
         code = getattr(error, "code", 0)
         if code == _OVERLAPS:
-            said = f"another stream takes the subject {config['subjects'][0]}"
-            hint = "take another bus: nats://host:4222/other; nothing was changed"
-            raise Conflict(said, hint=hint) from None
+            raise _overlap(config["subjects"][0]) from None
         if code not in _EXISTS:
             raise
     found = await stream_info(link, name)
     link.check_ours(name, found.config.metadata)
     whole["num_replicas"] = found.config.num_replicas
     await link.api(f"STREAM.UPDATE.{name}", whole)
+
+
+def _overlap(subject: str) -> Conflict:
+    hint = "take another bus: nats://host:4222/other; nothing was changed"
+    return Conflict(f"another stream takes the subject {subject}", hint=hint)
 
 
 async def stream_info(link: NatsLink, name: str) -> StreamInfo:
@@ -217,20 +237,45 @@ class Topics:
             await self._look(topic)
 
     async def _define(self, topic: str, options: TopicOptions, *, only_new: bool = False) -> None:
-        link = self.link
-        for partition in range(options.partitions):
-            name = link.place.stream(topic, partition)
-            await create_stream(link, name, _config(link, topic, partition, options))
+        have = self.topics.get(topic)
+        was = None if have is None else changed(have)
+        await self._check_streams(topic, options.partitions)
+        await self._make_streams(topic, options)
 
-        def step(data: bytes | None) -> tuple[bytes | None, TopicOptions]:
+        def step(data: bytes | None) -> tuple[bytes | None, tuple[TopicOptions, bool]]:
             document = _topics(data)
-            if only_new and topic in document.topics:
-                return None, make(TopicOptions, document.topics[topic])
+            found = document.topics.get(topic)
+            if only_new and found is not None:
+                return None, (make(TopicOptions, found), True)
             document.topics[topic] = changed(options)
-            return msgspec.json.encode(document), options
+            return msgspec.json.encode(document), (options, found != was)
 
-        self.topics[topic] = await self.notes.change("topics", step)
+        self.topics[topic], has_raced = await self.notes.change("topics", step)
+        if has_raced:  # with another member, whose options the streams may have
+            await self._make_streams(topic, self.topics[topic])
         await self.tell(News("topics", topic))
+
+    async def _make_streams(self, topic: str, options: TopicOptions) -> None:
+        for partition in range(options.partitions):
+            name = self.link.place.stream(topic, partition)
+            await create_stream(self.link, name, _config(self.link, topic, partition, options))
+
+    async def _check_streams(self, topic: str, partitions: int) -> None:
+        """Refuse a topic of which one partition would be another program's stream, before the
+        others are made. That of one partition is refused when it is made.
+        """
+        for partition in range(partitions if partitions > 1 else 0):
+            name = self.link.place.stream(topic, partition)
+            subject = self.link.place.subject(topic, partition)
+            try:
+                found = await stream_info(self.link, name)
+            except NotFound:
+                answer = await self.link.api("STREAM.NAMES", {"subject": subject})
+                takers = msgspec.json.decode(answer, type=_Names).streams or ()
+                if set(takers) - {name}:  # it may have been made just now
+                    raise _overlap(subject) from None
+            else:
+                self.link.check_ours(name, found.config.metadata)
 
     async def _look(self, topic: str) -> None:
         """What an acknowledgement of this topic means, as the server says."""

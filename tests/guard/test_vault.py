@@ -18,7 +18,7 @@ import trunkline
 from trunkline.cli import main
 from trunkline.crypto.jwe import data_key, header_of, split_kid
 from trunkline.crypto.keyring import KeyRing, new_wrapping_key
-from trunkline.errors import Erased, InvalidEvent, InvalidOption, KeyMissing, WrongKey
+from trunkline.errors import Erased, InvalidEvent, InvalidOption, KeyMissing, Reject, WrongKey
 from trunkline.event import Event
 from trunkline.guard.vault import Vault
 from trunkline.options import GroupOptions
@@ -262,3 +262,46 @@ async def test_a_plain_payload_that_claims_to_be_sealed_is_refused(
         with pytest.raises(InvalidEvent, match="is not sealed"):
             await bus.publish("t", payload, headers={"jwe": "x"})
     assert b"CANARY" not in everything(tmp_path / "bus")
+
+
+async def test_answers_and_refusals_are_sealed_and_guarded_like_their_questions(
+    tmp_path: Path, ring: KeyRing
+) -> None:
+    from trunkline.patterns.replies import REPLIES, Refused, Requests, respond
+    from trunkline.patterns.tasks import TaskQueue
+
+    vault = Vault(ring, per="subject")
+    fields: dict[str, Any] = {"space": "home", "subject": "anna", "band": "RED", "caps": ("x",)}
+    async with trunkline.connect(f"file:{tmp_path / 'bus'}", middleware=[vault]) as bus:
+
+        @respond(bus, "ask", group="g")
+        async def answer(event: Event) -> str:
+            if event.payload.endswith("no"):
+                raise Reject(f"not {event.payload}")
+            return f"yes, {event.payload}"
+
+        async with Requests(bus, opened=vault.open) as requests:
+            assert await requests.request("ask", f"{CANARY} 1", **fields) == f"yes, {CANARY} 1"
+            with pytest.raises(Refused, match=f"not {CANARY} no"):
+                await requests.request("ask", f"{CANARY} no", **fields)
+        records = await bus.read(REPLIES)
+        for record in records:
+            told = record.event
+            assert (told.space, told.subject, told.band, told.caps) == tuple(fields.values())
+        queue = TaskQueue(bus, "jobs", opened=vault.open)
+
+        async def work(task: Any) -> str:
+            return f"done {task.payload}"
+
+        async with queue:
+            cancelled = await queue.enqueue("x", result=True)
+            await cancelled.cancel()
+            await queue.work(work)
+            ticket = await queue.enqueue(CANARY, result=True)
+            assert await ticket.result(10) == f"done {CANARY}"
+            with pytest.raises(Refused, match="cancelled"):
+                await cancelled.result(10)
+    assert CANARY.encode() not in everything(tmp_path / "bus")
+    ring.shred("home", "anna")
+    with pytest.raises(Erased):
+        vault.open(records[0].event)

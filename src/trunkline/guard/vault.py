@@ -3,7 +3,8 @@
 A sealed payload is a compact JWE in place of the payload; the header ``jwe`` names its data key and
 the rest of the event stays as it is, so grep, filters on meta, retention and compaction work as
 ever. Everything between publisher and handler carries the sealed payload: the log, dead letters,
-bridges, backups, the lake. A null payload, which is a tombstone, stays null.
+bridges, backups, the lake. A null payload, which is a tombstone, stays null; of a refusal the
+reason, which a handler wrote, is sealed in place of it.
 
 The key is that of the event's space, or with ``per="subject"`` that of the space's subject, if the
 event has one. Shredding it erases every payload that it sealed.
@@ -36,6 +37,8 @@ from trunkline.names import SYSTEM_PREFIX, is_dead, matches
 from trunkline.options import Limits
 
 HEADER: Final = "jwe"
+_REFUSAL: Final = "error"  # the header of an answer that is a refusal
+_WITHHELD: Final = "the reason is withheld"
 _decode = msgspec.json.Decoder().decode
 _DEPTH: Final = Limits().depth
 
@@ -84,8 +87,14 @@ class Vault:
         return self._seal(event)
 
     def _seal(self, event: Event) -> Event:
-        if event.payload is None or not self._is_mine(event.topic):
+        if not self._is_mine(event.topic):
             return event
+        if event.payload is None:
+            if event.key is not None or event.headers.get(_REFUSAL, _WITHHELD) == _WITHHELD:
+                return event
+            headers = {**event.headers, _REFUSAL: _WITHHELD}
+            reason = {_REFUSAL: event.headers[_REFUSAL]}
+            event = msgspec.structs.replace(event, payload=reason, headers=headers)
         if HEADER in event.headers:
             _check_sealed(event)  # a bridge carries it
             return event
@@ -170,7 +179,10 @@ def open_event(event: Event, ring: KeyRing) -> Event:
         subject=event.subject or "",
     )
     headers = {name: value for name, value in event.headers.items() if name != HEADER}
-    return msgspec.structs.replace(event, payload=_decode(plain), headers=headers)
+    payload = _decode(plain)
+    if headers.get(_REFUSAL) == _WITHHELD and isinstance(payload, dict):
+        headers[_REFUSAL], payload = str(payload.get(_REFUSAL, _WITHHELD)), None
+    return msgspec.structs.replace(event, payload=payload, headers=headers)
 
 
 def _opened(delivery: Delivery, event: Event) -> Delivery:

@@ -1,9 +1,10 @@
 """Questions and answers over any bus.
 
 A question is an event whose header ``reply-to`` names a topic; the answer is an event there whose
-``cause`` is the question's id. Answers are ordinary durable events; nobody who stopped waiting
-leaves anything behind but them, and their topic forgets them by itself. The group of one who was
-killed is removed by those who come later.
+``cause`` is the question's id; it has the space, subject, band and capabilities of the question.
+Answers are ordinary durable events; nobody who stopped waiting leaves anything behind but them, and
+their topic forgets them by itself. The group of one who was killed is removed by those who come
+later.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _LEAVE_S: Final = 2.0
 _PREFIX: Final = "replies-"
 _OWN: Final = "[0-9a-f]{16}"  # what ``own_group`` adds
 
+Opened = Callable[[Event], Event]
 H = TypeVar("H", bound=Callable[..., Any])
 
 
@@ -39,11 +41,14 @@ class Refused(TrunklineError):
 
 
 class Replies:
-    """The answers on one topic that are for us. Enter it before you ask."""
+    """The answers on one topic that are for us. Enter it before you ask. ``opened`` opens a sealed
+    answer, such as ``vault.open``: a stream passes no middleware.
+    """
 
-    def __init__(self, bus: Bus, topic: str = REPLIES) -> None:
+    def __init__(self, bus: Bus, topic: str = REPLIES, *, opened: Opened | None = None) -> None:
         self._bus = check_bus(bus, type(self).__name__)
         self.topic = check_topic(topic)
+        self._opened: Opened = opened or (lambda event: event)
         self._group = own_group(_PREFIX)
         self._waiting: dict[str, asyncio.Future[Event]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -83,20 +88,26 @@ class Replies:
             async for delivery in self._stream:
                 future = self._waiting.get(delivery.event.cause or "")
                 if future is not None and not future.done():
-                    future.set_result(delivery.event)
+                    self._answer(future, delivery.event)
                 await delivery.ack()
         except TrunklineError as error:  # nothing more will come: let nobody wait for it
             for future in list(self._waiting.values()):
                 if not future.done():
                     future.set_exception(error)
 
+    def _answer(self, future: asyncio.Future[Event], event: Event) -> None:
+        try:
+            future.set_result(self._opened(event))
+        except TrunklineError as error:  # a key is missing: the others still get their answers
+            future.set_exception(error)
+
 
 class Requests:
-    """Ask, and wait for the answer."""
+    """Ask, and wait for the answer. ``opened`` opens sealed answers: see ``Replies``."""
 
-    def __init__(self, bus: Bus, replies: str = REPLIES) -> None:
+    def __init__(self, bus: Bus, replies: str = REPLIES, *, opened: Opened | None = None) -> None:
         self._bus = check_bus(bus, type(self).__name__)
-        self._replies = Replies(bus, replies)
+        self._replies = Replies(bus, replies, opened=opened)
 
     async def __aenter__(self) -> Self:
         await self._replies.__aenter__()
@@ -151,18 +162,22 @@ def respond(bus: Bus, topic: str, *, group: str, **options: Any) -> Callable[[H]
             except Reject as signal:
                 if where is None:
                     raise
-                await bus.publish(
-                    where, None, cause=event.id, headers={ERROR: signal.reason[:1000]}
-                )
+                said = {ERROR: signal.reason[:1000]}
+                await bus.publish(where, None, cause=event.id, headers=said, **guarded_as(event))
                 return None
             if where is not None:
-                await bus.publish(where, result, cause=event.id, type="reply")
+                await bus.publish(where, result, cause=event.id, type="reply", **guarded_as(event))
             return result
 
         bus.on(topic, group=group, **options)(answer)
         return handler
 
     return register
+
+
+def guarded_as(question: Event) -> dict[str, Any]:
+    """The fields by which an answer is guarded, sealed and erased like its question."""
+    return {name: getattr(question, name) for name in ("space", "subject", "band", "caps")}
 
 
 def check_bus(bus: Bus, name: str) -> Bus:

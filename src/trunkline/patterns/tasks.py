@@ -29,12 +29,14 @@ from trunkline.options import WORKERS_MAX, GroupOptions
 from trunkline.patterns.replies import (
     ERROR,
     REPLY_TO,
+    Opened,
     Refused,
     Replies,
     check_bus,
     define_short_lived,
     forget_group,
     forget_left,
+    guarded_as,
     own_group,
 )
 
@@ -161,13 +163,18 @@ class EnqueueFields(TypedDict, total=False):
 
 
 class TaskQueue:
-    """Enter it to wait for results or to work; ``enqueue`` alone needs neither."""
+    """Enter it to wait for results or to work; ``enqueue`` alone needs neither. ``opened`` opens
+    sealed results and cancellations, such as ``vault.open``.
+    """
 
-    def __init__(self, bus: Bus, topic: str, group: str = "workers") -> None:
+    def __init__(
+        self, bus: Bus, topic: str, group: str = "workers", *, opened: Opened | None = None
+    ) -> None:
         self._bus = check_bus(bus, "TaskQueue")
         self.topic = check_topic(topic)
         self.group = group
-        self._results = Replies(bus, f"{topic}.results")
+        self._opened: Opened = opened or (lambda event: event)
+        self._results = Replies(bus, f"{topic}.results", opened=opened)
         self._cancel_topic = f"{topic}.cancel"
         self._cancelled: OrderedDict[str, None] = OrderedDict()
         self._running: dict[str, asyncio.Task[Any]] = {}
@@ -357,7 +364,10 @@ class TaskQueue:
         where = event.headers.get(REPLY_TO)
         if where is not None:
             headers = {} if error is None else {ERROR: error[:1000]}
-            await self._bus.publish(where, result, cause=event.id, type="result", headers=headers)
+            guarded = guarded_as(event)
+            await self._bus.publish(
+                where, result, cause=event.id, type="result", headers=headers, **guarded
+            )
 
     async def _hear_cancels(self) -> None:
         if self._watcher is None:
@@ -378,7 +388,7 @@ class TaskQueue:
         async def watch() -> None:
             try:
                 async for delivery in stream:
-                    self._note(delivery.event.payload)
+                    self._note(self._opened(delivery.event).payload)
                     await delivery.ack()
                     if delivery.event.id == mark:
                         caught_up.set()

@@ -136,3 +136,21 @@ async def test_a_wrong_number_of_results_fails_the_batch() -> None:
         assert len([one async for one in bus.dead_letters("t").letters()]) == 2
         with pytest.raises(InvalidOption):
             batched(bus, "t", group="g", count=0)
+
+
+@pytest.mark.parametrize("place", [2, -1])
+async def test_a_failure_of_no_event_of_the_batch_fails_the_batch(place: int) -> None:
+    """It is not known which event failed, so none is settled."""
+    bus, clock = make_bus()
+    seen: list[list[int]] = []
+    async with bus:
+
+        @batched(bus, "t", group="g", count=2, wait_s=1.0, policy=GroupOptions(max_retries=0))
+        async def handle(events: list[Event]) -> None:
+            seen.append([event.payload for event in events])
+            raise PartialFailure({place: ValueError("bad")})
+
+        await bus.publish_many("t", [1, 2])
+        await handled(bus, clock, seen, 2)
+        assert await bus.drain(10)
+        assert len([one async for one in bus.dead_letters("t").letters()]) == 2

@@ -134,7 +134,7 @@ class _Collector:
             try:
                 failures = _failures(await self._handle([one.event for one in batch]), len(batch))
             except PartialFailure as partial:
-                failures = partial.failures
+                failures = _checked(partial.failures, len(batch))
             except Exception as error:  # noqa: BLE001 -- a handler may fail in any way
                 failures = dict.fromkeys(range(len(batch)), error)
             for at, entry in enumerate(batch):
@@ -144,6 +144,14 @@ class _Collector:
                     entry.done.set_exception(failures[at])
                 else:
                     entry.done.set_result(None)
+
+
+def _checked(failures: dict[int, BaseException], count: int) -> dict[int, BaseException]:
+    """The failures, if each is one of the batch: nobody knows else which event has failed."""
+    if all(at in range(count) for at in failures):
+        return failures
+    error = InvalidOption(f"a batch of {count} events has failures {list(failures)[:10]}")
+    return dict.fromkeys(range(count), error)
 
 
 def _failures(returned: Any, count: int) -> dict[int, BaseException]:

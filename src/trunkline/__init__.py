@@ -17,7 +17,15 @@ TYPE_CHECKING = False  # typing's own would cost a command like nbs-bus its quic
 if TYPE_CHECKING:
     from typing import Any
 
-    from trunkline.bus import Bus, DeadLetters, Delivery, GroupInfo, Handler, Subscription
+    from trunkline.bus import (
+        Bus,
+        DeadLetters,
+        Delivery,
+        DeliveryBatch,
+        GroupInfo,
+        Handler,
+        Subscription,
+    )
     from trunkline.bus.connect import connect
     from trunkline.bus.sync import open
     from trunkline.clock import Clock, SystemClock
@@ -54,7 +62,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "trunkline.bus": ("Bus", "DeadLetters", "Delivery", "GroupInfo", "Handler", "Subscription"),
+    "trunkline.bus": (
+        "Bus",
+        "DeadLetters",
+        "Delivery",
+        "DeliveryBatch",
+        "GroupInfo",
+        "Handler",
+        "Subscription",
+    ),
     "trunkline.delivery.deadletters": ("Letter", "Redrive"),
     "trunkline.bus.connect": ("connect",),
     "trunkline.bus.sync": ("open",),
@@ -105,6 +121,7 @@ __all__ = [
     "Receipt",
     "Bus",
     "Delivery",
+    "DeliveryBatch",
     "Subscription",
     "Handler",
     "GroupInfo",

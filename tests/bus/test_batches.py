@@ -149,3 +149,13 @@ async def test_wrong_sizes_and_a_subscription_that_was_not_entered_are_refused(e
             await anext(stream.batches(0))
         with pytest.raises(InvalidOption):
             await anext(stream.batches(10, wait_s=-1.0))
+
+
+async def test_a_reader_that_is_cancelled_gives_back_what_it_gathered(either: Any) -> None:
+    await either.publish_many("orders", list(range(3)))
+    async with either.subscribe("orders", group="billing", policy=POLICY) as stream:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(stream.batches(10, wait_s=60)), 0.5)
+        batch = await soon(stream.batches(10, wait_s=0.5))
+        assert [(one.payload, one.attempt) for one in batch] == [(n, 1) for n in range(3)]
+        await batch.ack()

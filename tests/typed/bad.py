@@ -81,4 +81,7 @@ async def main() -> None:
     await bus.define("o", partions=2)  # error: no such option
     await bus.edit("orders", "billing", max_retrys=5)  # error: no such option
     await bus.seek("orders", "billing", 1.5)  # error: neither an offset nor a time
+    stream = bus.subscribe("orders", group="billing")
+    stream.batches(500, wait=1)  # error: no such option
+    stream.batches("500")  # error: not a number
     print(bus.store)  # error: a bus need not have a store

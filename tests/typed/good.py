@@ -8,7 +8,7 @@ from typing import Any, assert_type
 import msgspec
 
 import trunkline
-from trunkline import Bus, Delivery, Event, GroupInfo, GroupOptions, Receipt
+from trunkline import Bus, Delivery, DeliveryBatch, Event, GroupInfo, GroupOptions, Receipt
 from trunkline.patterns.outbox import AsyncSqlOutbox
 from trunkline.patterns.schedule import Tick
 from trunkline.patterns.tasks import TaskQueue, Ticket
@@ -86,6 +86,10 @@ async def main() -> None:
             async for delivery in deliveries:
                 assert_type(delivery, Delivery)
                 await delivery.nack(delay_s=1)
+            async for batch in deliveries.batches(500, wait_s=0.5):
+                assert_type(batch, DeliveryBatch)
+                assert_type(await batch[0].term("broken"), bool)
+                assert_type(await batch.ack(), int)
         async for letter in bus.dead_letters("orders").letters(group="billing"):
             print(letter.offset, letter.error)
         assert_type(await bus.drain(1.0), bool)

@@ -7,7 +7,7 @@ them is a stream of deliveries (``subscribe``). Handlers (``on``) are built on t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from types import TracebackType
@@ -149,6 +149,48 @@ class Delivery(Generic[P]):
         return f"<Delivery {place} attempt {self.attempt} of {self.group}>"
 
 
+class DeliveryBatch:
+    """Deliveries that were read together, in the order in which to handle them.
+
+    ``ack`` finishes all of them that are not finished. A single delivery has its own verbs: finish
+    those that failed first, then ``ack`` the batch.
+    """
+
+    __slots__ = ("_ack_all", "deliveries")
+
+    def __init__(
+        self, deliveries: list[Delivery], ack_all: Callable[[list[Delivery]], int]
+    ) -> None:
+        self._ack_all = ack_all
+        self.deliveries = deliveries
+
+    def __len__(self) -> int:
+        return len(self.deliveries)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return iter(self.deliveries)
+
+    def __getitem__(self, index: int) -> Delivery:
+        return self.deliveries[index]
+
+    @property
+    def events(self) -> list[Event]:
+        return [delivery.record.event for delivery in self.deliveries]
+
+    async def ack(self) -> int:
+        """Ack every delivery that is not finished; how many there were."""
+        return self._ack_all(self.deliveries)
+
+    async def nack(self, delay_s: float | None = None, reason: str = "") -> int:
+        """Deliver every delivery again that is not finished; how many there were."""
+        return sum(one.finish(Outcome.NACK, delay_s, reason) for one in self.deliveries)
+
+    async def in_progress(self) -> None:
+        """Begin the ack timeout of every delivery anew that is not finished."""
+        for delivery in self.deliveries:
+            delivery.extend()
+
+
 class Subscription(Protocol):
     """Enter a subscription to begin, iterate over it, leave it to stop. A delivery that is not
     settled by then is delivered again, to another member of the group or to the next one.
@@ -166,6 +208,9 @@ class Subscription(Protocol):
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> Delivery: ...
+
+    def batches(self, size: int, wait_s: float = 0.0) -> AsyncIterator[DeliveryBatch]:
+        """Batches of at most ``size`` deliveries. A batch with fewer waits ``wait_s`` for more."""
 
     async def close(self) -> None:
         """Leave the subscription. Idempotent."""

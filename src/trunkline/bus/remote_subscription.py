@@ -106,17 +106,28 @@ class RemoteSubscription:
         while (delivery := await self.inbox.next()) is not None:
             if delivery.lease.until > self._bus.clock.monotonic():
                 return delivery
-            # This process was stopped: the record is another member's by now.
-            lane = delivery.lane
-            late = [d for d in self.inbox.open if d is delivery or (lane and d.lane == lane)]
-            self.inbox.lose(late)
-            for one in late:
-                one.outcome = Outcome.NACK
+            self._drop_late(delivery)
         raise StopAsyncIteration
 
-    def batches(self, size: int, wait_s: float = 0.0) -> AsyncIterator[DeliveryBatch]:
+    def _drop_late(self, delivery: Delivery) -> None:
+        """This process was stopped: the record is another member's by now."""
+        lane = delivery.lane
+        late = [d for d in self.inbox.open if d is delivery or (lane and d.lane == lane)]
+        self.inbox.lose(late)
+        for one in late:
+            one.outcome = Outcome.NACK
+
+    async def batches(self, size: int, wait_s: float = 0.0) -> AsyncIterator[DeliveryBatch]:
         """Batches of at most ``size`` deliveries. A batch with fewer waits ``wait_s`` for more."""
-        return batches(self.inbox, size, wait_s)
+        async for batch in batches(self.inbox, size, wait_s):
+            now = self._bus.clock.monotonic()
+            for delivery in batch.deliveries:
+                if delivery.outcome is None and delivery.lease.until <= now:
+                    self._drop_late(delivery)
+            kept = [one for one in batch.deliveries if one.outcome is None]
+            if kept:
+                batch.deliveries = kept
+                yield batch
 
     def _subscribe(self, corr: int) -> bytes:
         self._granted = max(0, self.inbox.wants())

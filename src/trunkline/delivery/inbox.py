@@ -221,29 +221,38 @@ class DeliveryInbox:
 
     async def gather(self, size: int, wait_s: float) -> list[Delivery]:
         """Up to ``size`` deliveries: at least one, more until ``wait_s`` is over. A lane may give
-        several, in order. None at all when the inbox is left.
+        several, in order. None at all when the inbox is left. A reader that is cancelled while it
+        waits for more gives back what it has.
         """
         found: list[Delivery] = []
+        try:
+            await self._gather_into(found, size, wait_s)
+        except BaseException:
+            self.put_back(found)
+            raise
+        return found
+
+    async def _gather_into(self, found: list[Delivery], size: int, wait_s: float) -> None:
         until: float | None = None
         while True:
             while self._queue and len(found) < size and self.life is OPEN:
                 self._pop_run(found, size)
             if self.life is not OPEN or len(found) >= size:
-                return found
+                return
             if self.error is not None:
                 if found:
-                    return found
+                    return
                 raise self.error
             if until is None:
                 until = monotonic() + wait_s if found else None
             left = None if until is None else until - monotonic()
             if left is not None and left <= 0:
-                return found
+                return
             try:
                 async with asyncio.timeout(left):
                     await self._gather(size - len(found))
             except TimeoutError:
-                return found
+                return
 
     async def _gather(self, wanted: int) -> None:
         self._arrived.clear()

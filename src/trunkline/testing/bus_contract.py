@@ -41,7 +41,7 @@ from trunkline.errors import (
 )
 from trunkline.event import Event
 from trunkline.options import TtlPolicy
-from trunkline.testing.bus_fixtures import AnyClock, BusFixtures, Connect, payloads
+from trunkline.testing.bus_fixtures import PATIENCE_S, AnyClock, BusFixtures, Connect, payloads
 
 BAD_INPUT: dict[str, tuple[str | Event, Any, dict[str, Any]]] = {
     "path": ("a/b", 1, {}),
@@ -108,6 +108,22 @@ class BusContract(BusFixtures):
         assert await bus.publish_many("orders", []) == []
         async with bus.subscribe("orders", group="billing") as stream:
             assert payloads(await self.now(stream, 3)) == [1, 2, 3]
+
+    async def test_deliveries_are_read_and_acked_by_the_batch(self, bus: Bus) -> None:
+        await bus.publish_many("orders", list(range(12)))
+        read: list[int] = []
+        async with (
+            bus.subscribe("orders", group="billing") as stream,
+            asyncio.timeout(PATIENCE_S),
+        ):
+            async for batch in stream.batches(5, wait_s=0.2):
+                assert 1 <= len(batch) <= 5
+                read += [event.payload for event in batch.events]
+                assert await batch.ack() == len(batch)
+                if len(read) >= 12:
+                    break
+        assert sorted(read) == list(range(12))
+        assert await bus.lag("orders", "billing") == 0
 
     async def test_a_batch_with_one_bad_event_leaves_nothing(
         self, bus: Bus, clock: AnyClock

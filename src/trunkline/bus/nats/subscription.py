@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from time import monotonic
 from types import TracebackType
 from typing import Protocol, Self
 
-from trunkline.bus import Delivery, Outcome, Start
+from trunkline.bus import Delivery, DeliveryBatch, Outcome, Start
 from trunkline.bus.nats.membership import Membership, NatsRecord
+from trunkline.check import check_count, check_delay
 from trunkline.delivery.ahead import Ahead
 from trunkline.errors import Closed, InvalidFilter
 from trunkline.event import Event
@@ -160,6 +162,24 @@ class NatsSubscription:
             await self._ahead.wait(self._arrived, self._refill)
         return self._next()
 
+    async def batches(self, size: int, wait_s: float = 0.0) -> AsyncIterator[DeliveryBatch]:
+        """Batches of at most ``size`` deliveries. A batch with fewer waits ``wait_s`` for more."""
+        check_count("size", size, 1)
+        check_delay(wait_s, "wait_s")
+        async for first in self:
+            found, until = [first], monotonic() + wait_s
+            while len(found) < size and not self._draining:
+                if self._queue:
+                    found.append(self._next())
+                    continue
+                left = until - monotonic()
+                if left <= 0 or self._error is not None:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self._ahead.wait(self._arrived, self._refill)
+            yield DeliveryBatch(found, _ack_all)
+
     def _next(self) -> Delivery:
         held, came = self._queue.popleft()
         member = self.members[held.record.topic]
@@ -232,3 +252,7 @@ class NatsSubscription:
             if self in member.seats:
                 member.seats.remove(self)
         self._arrived.set()
+
+
+def _ack_all(deliveries: list[Delivery]) -> int:
+    return sum(one.finish(Outcome.ACK) for one in deliveries)

@@ -18,13 +18,14 @@ import pytest
 import trustme
 
 from trunkline.access import Grant, Principal
+from trunkline.broker.hub import Hub
 from trunkline.broker.logs import JsonLines, Thinned
 from trunkline.broker.options import ENVIRONMENT, gather
 from trunkline.broker.server import Broker
 from trunkline.errors import InvalidOption
 from trunkline.options import BrokerOptions
 
-from .client import Launch, until
+from .client import Launch, peer, until
 
 SAMPLES: dict[str, tuple[str, Any]] = {
     "url": ("file:x", "file:x"),
@@ -107,7 +108,7 @@ async def test_settings_are_reloaded_and_those_that_cannot_be_are_named(
             fresh = BrokerOptions(
                 url="memory:", port=0, host="localhost", rate_frames_s=5, hosts=("a.example",)
             )
-            broker.reload(fresh)
+            await broker.reload(fresh)
         assert broker.hub.options.rate_frames_s == 5
         assert broker.hub.options.host == "127.0.0.1"
         assert broker._gate is not None
@@ -128,8 +129,102 @@ async def test_a_bad_certificate_is_not_taken_over(tmp_path: Path) -> None:
     async with Broker(options) as broker:
         (tmp_path / "cert.pem").write_text("garbage")
         with pytest.raises(InvalidOption, match="tls_cert"):
-            broker.reload(options)
+            await broker.reload(options)
         assert await asyncio.to_thread(shown, broker.port, authority) == first
+
+
+def admitted(port: int, authority: trustme.CA, client: trustme.CA | None) -> bool:
+    """Whether a client with a certificate of this authority gets an answer."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    if client is not None:
+        client.issue_cert("till.example").configure_cert(context)
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
+            context.wrap_socket(raw, server_hostname="localhost") as sock,
+        ):
+            sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return sock.recv(12) == b"HTTP/1.1 200"
+    except OSError:
+        return False
+
+
+async def test_an_authority_that_was_replaced_lets_nobody_in_any_more(
+    tmp_path: Path, launch: Launch
+) -> None:
+    authority, old, new = trustme.CA(), trustme.CA(), trustme.CA()
+    certify(tmp_path, authority)
+    old.cert_pem.write_to_path(tmp_path / "clients.pem")
+    files = [
+        *("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem")),
+        *("--tls-client-ca", str(tmp_path / "clients.pem")),
+    ]
+    port = (await launch(tmp_path / "bus", *files)).port
+    assert await asyncio.to_thread(admitted, port, authority, old)
+    assert not await asyncio.to_thread(admitted, port, authority, new)
+    new.cert_pem.write_to_path(tmp_path / "clients.pem")
+    await until(lambda: admitted(port, authority, new))
+    assert not await asyncio.to_thread(admitted, port, authority, old)
+    assert not await asyncio.to_thread(admitted, port, authority, None)
+
+
+async def test_tls_is_not_switched_off_by_a_reload(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = trustme.CA()
+    first = certify(tmp_path, authority)
+    files: dict[str, Any] = {
+        "tls_cert": str(tmp_path / "cert.pem"),
+        "tls_key": str(tmp_path / "key.pem"),
+    }
+    async with Broker(BrokerOptions(url="memory:", port=0, **files)) as broker:
+        await broker.reload(BrokerOptions(url="memory:", port=0))
+        assert broker.url.startswith("wss:")
+        assert await asyncio.to_thread(shown, broker.port, authority) == first
+    assert "need a new start of the broker: tls_cert, tls_key" in caplog.text
+
+
+async def test_reloaded_settings_count_at_once() -> None:
+    page = {"Origin": "https://app.example"}
+    begun: dict[str, Any] = {"url": "memory:", "port": 0, "metrics_s": 0, "rate_frames_s": 100_000}
+    async with Broker(BrokerOptions(**begun)) as broker, asking(broker) as http:
+        hub = broker.hub
+        body = {"payload": "x" * 2000}
+        assert (await http.post("/topics/t/events", json=body)).status_code == 201
+        assert (await http.get("/healthz", headers=page)).status_code == 403
+        assert "system.metrics" not in await hub.bus.topics()
+
+        changed = {"audit": 1.0, "metrics_s": 0.01, "frame_bytes": 1024, "rate_frames_s": 50_000}
+        await broker.reload(
+            BrokerOptions(**{**begun, **changed, "origins": ("https://app.example",)})
+        )
+        answer = await http.get("/healthz", headers=page)
+        assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        asked = {**page, "Access-Control-Request-Method": "POST"}
+        assert (await http.options("/topics", headers=asked)).status_code == 200
+        assert (await http.post("/topics/t/events", json=body)).status_code == 413
+        async with peer(broker.url) as one:
+            await one.say("PUBLISH", topic="t", payload="x" * 2000)
+            await one.socket.wait_closed()
+            assert one.socket.close_code == 1009
+        assert hub._buckets["local"].rate == 50_000
+        await http.post("/topics/t/events", json={"payload": 1})
+        await until_told(hub, "system.bus.audit")
+        await until_told(hub, "system.metrics")
+
+        await broker.reload(BrokerOptions(**begun))
+        told = await hub.bus.bounds("system.metrics", 0)
+        await http.post("/topics/t/events", json={"payload": 1})
+        await asyncio.sleep(0.3)
+        assert await hub.bus.bounds("system.metrics", 0) == told
+        assert (await http.get("/healthz", headers=page)).status_code == 403
+
+
+async def until_told(hub: Hub, topic: str) -> None:
+    async with asyncio.timeout(20):
+        while topic not in await hub.bus.topics() or not await hub.bus.read(topic):
+            await asyncio.sleep(0.01)
 
 
 async def test_the_service_manager_is_told_when_the_broker_is_ready(
@@ -207,6 +302,18 @@ async def test_an_open_broker_refuses_lists_of_agents() -> None:
         for lists in refusable:
             refused = await http.post("/topics", json={"topic": "t", **lists})
             assert (refused.status_code, refused.json()["code"]) == (409, "open_broker")
+        assert (await http.get("/topics/t")).status_code == 404
+
+
+async def test_a_function_does_not_make_lists_of_agents_mean_something() -> None:
+    async with (
+        Broker(BrokerOptions(url="memory:", port=0), acl=lambda *_: True) as broker,
+        asking(broker) as http,
+    ):
+        asked: dict[str, Any] = {"topic": "t", "publish_acl": ["bob"]}
+        assert (await http.post("/topics", json=asked)).status_code == 409
+        found = await http.post("/definitions", json={"topics": [asked]})
+        assert found.status_code == 400
         assert (await http.get("/topics/t")).status_code == 404
 
 

@@ -131,6 +131,15 @@ async def test_an_error_of_the_system_does_not_end_what_is_told(
         await system.close()
 
 
+async def test_the_topic_of_a_policys_denials_has_retention_too() -> None:
+    async with open_local("memory:") as bus:
+        system = System(bus, Counts(), metrics_s=0.0, audit=0.0)
+        system.audit_denial(agent="bob", action="read", topic="orders")
+        await system.close()
+        assert len(await bus.read(AUDIT)) == 1
+        assert (await bus.topics())[AUDIT].retention_age_s
+
+
 async def test_a_share_of_decisions_is_told() -> None:
     async with open_local("memory:") as bus:
         none, all_ = System(bus, Counts(), audit=0.0), System(bus, Counts(), audit=1.0)

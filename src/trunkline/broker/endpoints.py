@@ -87,7 +87,7 @@ async def create_topic(ask: Ask) -> Response:
     before = configs.get(name)
     publishers = _publishers(asked)
     lists = [one for one in (publishers, asked.subscribe_acl) if one is not None]
-    if lists and not (ask.hub.rights.is_on or ask.hub.acl):
+    if lists and not ask.hub.rights.is_on:
         raise Conflict(
             "this broker knows nobody: lists of agents would let everybody pass",
             code="open_broker",

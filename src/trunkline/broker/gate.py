@@ -289,13 +289,13 @@ def _answering(
 
 def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
     """The class that uvicorn hands upgrades to."""
-    options = hub.options
     log = logging.getLogger("trunkline.broker.picows")
     log.setLevel(logging.CRITICAL)  # what a client does wrong is told to the client
     answer = _answering(hub, gate, ops)
 
     class Protocol(WSProtocol):  # type: ignore[misc]
         def __init__(self, **_: Any) -> None:
+            options = hub.options
             super().__init__(
                 None,
                 None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -320,6 +320,23 @@ class _Guard:
         await self._app(scope, receive, marked)
 
 
+class _Pages(CORSMiddleware):
+    """CORS headers for pages of the origins that the gate lets in now."""
+
+    def __init__(self, app: Any, gate: Gate, methods: Sequence[str]) -> None:
+        super().__init__(app, allow_methods=methods, allow_headers=("*",), expose_headers=("*",))
+        self._gate = gate
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._gate.origins:
+            await super().__call__(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def is_allowed_origin(self, origin: str) -> bool:
+        return origin.rstrip("/").lower() in self._gate.origins
+
+
 class _Number(IntegerConvertor):
     regex = "[0-9]{1,19}"  # Python reads no number of thousands of digits
 
@@ -369,17 +386,8 @@ def application(hub: Hub, gate: Gate) -> Any:
             media_type="application/json",
         )
 
-    middleware = [Middleware(_Guard, gate=gate)]
-    if gate.origins:
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(gate.origins),
-                allow_methods=sorted({endpoint.method for endpoint in ENDPOINTS}),
-                allow_headers=["*"],
-                expose_headers=["*"],
-            )
-        )
+    methods = sorted({endpoint.method for endpoint in ENDPOINTS})
+    middleware = [Middleware(_Guard, gate=gate), Middleware(_Pages, gate=gate, methods=methods)]
     return Starlette(
         routes=_merged([route(endpoint) for endpoint in ENDPOINTS]),
         middleware=middleware,

@@ -121,6 +121,13 @@ class Hub:
         self.bus.store.watch()
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
+    async def configure(self, options: BrokerOptions) -> None:
+        """Take over changed settings while it runs."""
+        if options.rate_frames_s != self.options.rate_frames_s:
+            self._buckets.clear()
+        self.options = options
+        await self.system.configure(metrics_s=options.metrics_s, audit=options.audit)
+
     async def close(self) -> None:
         """Let go of every connection and finish what was begun; the bus stays open."""
         self.is_open = False

@@ -55,7 +55,6 @@ class Broker:
         self._task: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
         self._gate: Gate | None = None
-        self._tls: ssl.SSLContext | None = None
         self.hub: Hub
 
     @property
@@ -74,7 +73,7 @@ class Broker:
     async def __aenter__(self) -> Self:
         options = self.options
         raise_file_limit()
-        self._tls = tls_context(options)
+        tls = tls_context(options)
         self._socket = _bound(options)  # before the bus: what cannot begin makes no folder
         try:
             self.hub = hub = Hub(self._given or self._open(), options, self._acl)
@@ -86,7 +85,7 @@ class Broker:
         try:
             await hub.start()
             check_exposed(options, hub.rights.is_on)
-            self._server = self._serving(hub)
+            self._server = self._serving(hub, tls)
             self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
             ready = asyncio.ensure_future(self._server.ready.wait())
             await asyncio.wait([ready, self._task], return_when="FIRST_COMPLETED")
@@ -101,23 +100,31 @@ class Broker:
         )
         return self
 
-    def reload(self, options: BrokerOptions) -> None:
+    async def reload(self, options: BrokerOptions) -> None:
         """Take over changed settings and read the certificates anew; connections stay. Settings
         that need a new start are named in the log and keep their old value.
         """
         changes = differences(self.options, options)
-        kept = [name for name, *_ in changes if name not in RELOADED]
+        stays = set(options.__struct_fields__) - RELOADED
+        if bool(options.tls_cert) is not bool(self.options.tls_cert):
+            stays |= {"tls_cert", "tls_key", "tls_client_ca"}  # clients have its address
+        kept = [name for name, *_ in changes if name in stays]
         if kept:
             logger.warning("these settings need a new start of the broker: %s", ", ".join(kept))
         keep = {name: getattr(self.options, name) for name in kept}
         options = msgspec.structs.replace(options, **keep)
         fresh = tls_context(options)  # refuses bad files before anything is changed
-        if self._tls is not None and fresh is not None:
-            load_certificates(self._tls, options)
-        self.options = self.hub.options = options
+        if fresh is not None and self._server is not None:
+            assert self._socket is not None
+            self._socket = self._socket.dup()
+            await self._server.renew(self._socket, fresh)
+        self.options = options
+        await self.hub.configure(options)
         if self._gate is not None:
             self._gate.configure()
-        told = ", ".join(name for name, *_ in changes if name in RELOADED) or "nothing changed"
+        if self._server is not None:
+            self._server.config.timeout_graceful_shutdown = _goodbye_s(options)
+        told = ", ".join(name for name, *_ in changes if name not in kept) or "nothing changed"
         logger.info("reloaded: %s", told)
 
     def _open(self) -> LocalBus:
@@ -130,7 +137,7 @@ class Broker:
             check_exposed(options, is_guarded=False)
             raise
 
-    def _serving(self, hub: Hub) -> _Server:
+    def _serving(self, hub: Hub, tls: ssl.SSLContext | None) -> _Server:
         from trunkline.broker.http import application, requests_for
 
         options = self.options
@@ -145,11 +152,11 @@ class Broker:
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(options.drain_s)),
+            timeout_graceful_shutdown=_goodbye_s(options),
             backlog=_BACKLOG,
         )
         config.load()
-        config.ssl = self._tls
+        config.ssl = tls
         return _Server(config)
 
     async def __aexit__(
@@ -185,6 +192,16 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready.set()
+
+    async def renew(self, sock: socket.socket, tls: ssl.SSLContext) -> None:
+        """Accept connections with this context from here on. Authorities can be added to a context
+        that is in use, and none be taken away.
+        """
+        before = self.servers
+        self.config.ssl = tls
+        await super().startup([sock])
+        for server in before:
+            server.close()
 
     async def main_loop(self) -> None:
         """As the original, but it ends when it is told to and not a tenth of a second later."""
@@ -224,13 +241,6 @@ def tls_context(options: BrokerOptions) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load_certificates(context, options)
-    return context
-
-
-def load_certificates(context: ssl.SSLContext, options: BrokerOptions) -> None:
-    """Read the certificate files into a context. New connections of a context in use get them."""
-    assert options.tls_cert is not None
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)
     except OSError as error:
@@ -243,6 +253,11 @@ def load_certificates(context: ssl.SSLContext, options: BrokerOptions) -> None:
         except OSError as error:
             raise _unusable("tls_client_ca", options.tls_client_ca, error) from error
         context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _goodbye_s(options: BrokerOptions) -> int:
+    return max(1, round(options.drain_s))
 
 
 def _unusable(name: str, files: str, error: OSError, hint: str = "") -> InvalidOption:
@@ -342,7 +357,7 @@ async def _reloading(
         seen = stamps
         notify("RELOADING=1")
         try:
-            broker.reload(gather())
+            await broker.reload(gather())
         except (TrunklineError, OSError) as error:  # what runs goes on as it was
             logger.error("the settings were not reloaded: %s", error)
         notify("READY=1")

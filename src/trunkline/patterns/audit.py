@@ -124,25 +124,44 @@ class System:
         self._waiting: deque[Event] = deque()
         self._wake = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._measurer: asyncio.Task[None] | None = None
+        self._gauges: Callable[[], dict[str, float]] = dict
+        self._is_audit_defined = False
 
     async def start(self, gauges: Callable[[], dict[str, float]]) -> None:
-        loop = asyncio.get_running_loop()
+        self._gauges = gauges
         if self._share:
-            await self._define(AUDIT, _AUDIT_KEPT_S)
-        self._tasks.append(loop.create_task(self._write()))
+            await self._define_audit()
+        self._writer = asyncio.get_running_loop().create_task(self._write())
+        self._begin_measuring()
+
+    def _begin_measuring(self) -> None:
         if self._metrics_s:
-            self._tasks.append(loop.create_task(self._measure(gauges)))
+            self._measurer = asyncio.get_running_loop().create_task(self._measure())
+
+    async def configure(self, *, metrics_s: float, audit: float) -> None:
+        """Take over other settings while it runs."""
+        self._share = audit
+        if metrics_s != self._metrics_s:
+            await self._end(self._measurer)
+            self._metrics_s, self._measurer = metrics_s, None
+            self._begin_measuring()
 
     async def close(self) -> None:
         with contextlib.suppress(TimeoutError):  # the device may be full
             async with asyncio.timeout(_END_S):
                 await self._writing.acquire()  # what is being written is not cut off
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await self._end(self._measurer)
+        await self._end(self._writer)
+        self._measurer = self._writer = None
         await self._flush()
+
+    @staticmethod
+    async def _end(task: asyncio.Task[None] | None) -> None:
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def audit(self, what: str, **facts: Any) -> None:
         """Tell of a decision; of a share of them, by option."""
@@ -188,19 +207,27 @@ class System:
         self._waiting.append(event)
         self._wake.set()
 
-    async def _define(self, topic: str, kept_s: float) -> None:
+    async def _define(self, topic: str, kept_s: float) -> bool:
         """Make a system topic that does not grow without end. One that is there stays as it is."""
-        with contextlib.suppress(TrunklineError, OSError):
+        try:
             if topic not in await self._bus.topics():
                 await self._bus.define(topic, retention_age_s=kept_s, retain_unsettled=False)
+        except (TrunklineError, OSError):
+            return False
+        return True
 
-    async def _measure(self, gauges: Callable[[], dict[str, float]]) -> None:
+    async def _define_audit(self) -> None:
+        """Before its first record, whoever tells of it: a policy's denials are told in any case."""
+        if not self._is_audit_defined:
+            self._is_audit_defined = await self._define(AUDIT, _AUDIT_KEPT_S)
+
+    async def _measure(self) -> None:
         """Tell what changed since the last time, and nothing while nothing changes."""
         await self._define(METRICS, _METRICS_KEPT_S)
         before: dict[str, Any] = {}
         while True:
             await asyncio.sleep(self._metrics_s)
-            now = self._figures(gauges)
+            now = self._figures(self._gauges)
             by_topic = {
                 topic: found
                 for topic, found in now["byTopic"].items()
@@ -245,6 +272,8 @@ class System:
 
     async def _keep(self, topic: str, events: list[Event]) -> None:
         try:
+            if topic == AUDIT:
+                await self._define_audit()
             await self._bus.publish_many(topic, events)
         except Exception as error:  # noqa: BLE001 -- what is told later is no less worth telling
             if isinstance(error, InvalidEvent) and len(events) > 1:

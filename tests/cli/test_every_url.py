@@ -241,10 +241,30 @@ def test_a_password_of_a_context_is_not_shown(
     run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
-    run("context", "add", "far", "nats://me:secret@host:4222/app")
-    shown = run("context", "ls", "--json")
-    assert shown.rows[0]["url"] == "nats://me:***@host:4222/app"
+    shown = {
+        "nats://me:secret@host:4222/app": "nats://me:***@host:4222/app",
+        "nats://me:se@cret@host:4222": "nats://me:***@host:4222",
+        "nats://secret@host:4222/app": "nats://***@host:4222/app",  # a token
+        "nats+tls://secret@host:4222": "nats+tls://***@host:4222",
+        "nats://host:4222/app": "nats://host:4222/app",
+        "mongodb://me@host/app": "mongodb://me@host/app",
+        "mongodb://me:secret@a,b/app?w=1&tlsCertificateKeyFilePassword=secret&tls=true": (
+            "mongodb://me:***@a,b/app?w=1&tlsCertificateKeyFilePassword=***&tls=true"
+        ),
+    }
+    for place, wanted in shown.items():
+        added = run("context", "add", "far", place, "--json")
+        assert [row["url"] for row in added.rows] == [wanted]
+        assert run("context", "ls", "--json").rows[0]["url"] == wanted
     assert (home / "config/trunkline/contexts.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_password_in_a_url_is_not_printed(run: Run, nats: str, home: Path) -> None:
+    """A server without accounts takes any name and password."""
+    there = nats.replace("//", "//me:secret@") + f"/t{os.getpid()}-{next(_names)}"
+    run("--url", there, "pub", "orders", "1")
+    copied = run("bridge", there, f"file:{home / 'bus'}", "--json")
+    assert (copied.code, copied.rows[0]["source"]) == (0, there.replace("secret", "***"))
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,9 @@ async def test_wrong_credentials_are_told_without_the_password(tmp_path: Path) -
         await right.close()
 
 
-async def test_a_server_without_jetstream_is_no_bus(tmp_path: Path) -> None:
+async def test_a_server_without_jetstream_is_no_bus(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     servers = Servers(tmp_path, sync="2m")
     config = tmp_path / "n0" / "nats.conf"
     lines = config.read_text("utf-8").splitlines()
@@ -93,6 +95,7 @@ async def test_a_server_without_jetstream_is_no_bus(tmp_path: Path) -> None:
         with pytest.raises(NoBus, match="JetStream"):
             await link.open()
         await link.close()
+    assert "lost" not in caplog.text  # the error is the one line
 
 
 async def test_the_server_says_whether_it_syncs(tmp_path: Path, server: Servers) -> None:
@@ -104,7 +107,7 @@ async def test_the_server_says_whether_it_syncs(tmp_path: Path, server: Servers)
             await link.close()
 
 
-async def test_a_server_that_is_too_old_is_told() -> None:
+async def test_a_server_that_is_too_old_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """The greeting of nats-server 2.9.10, as Debian 12 has it."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -122,3 +125,4 @@ async def test_a_server_that_is_too_old_is_told() -> None:
         await link.open()
     await link.close()
     old.close()
+    assert "lost" not in caplog.text  # the error is the one line

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from trunkline.cli import OK
+from trunkline.cli.context import without_secrets
 from trunkline.cli.render import amount
 from trunkline.names import check_pattern
 from trunkline.patterns.bridge import Carried, follow, open_bridge
@@ -68,7 +69,8 @@ def _place(text: str, token: str | None) -> tuple[str, str | None]:
 def _show(args: argparse.Namespace, counts: Carried) -> None:
     values = counts.to_json()
     if args.json:
-        print(json.dumps({"source": args.source, "sink": args.sink, **values}), flush=True)
+        ends = {"source": without_secrets(args.source), "sink": without_secrets(args.sink)}
+        print(json.dumps({**ends, **values}), flush=True)
         return
     if args.quiet:
         return

@@ -18,7 +18,9 @@ from trunkline.errors import Corrupt, InvalidOption, NotFound
 from trunkline.explain import nearest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
-_SECRET = re.compile(r"(?<=://)([^/@]*:)[^/@]*(?=@)")
+_PASSWORD = re.compile(r"(?<=://)([^/@:]*:)[^/]*(?=@)")
+_TOKEN = re.compile(r"^(nats(?:\+tls)?://)[^/@:]+(?=@)")  # a name without a password is a token
+_OPTION = re.compile(r"(?i)([?&][a-z]*password=)[^&]*")
 
 
 class NamedBus(NamedTuple):
@@ -128,4 +130,9 @@ def run_rm(args: argparse.Namespace) -> int:
 
 
 def _shown(context: NamedBus) -> dict[str, Any]:
-    return {"url": _SECRET.sub(r"\1***", context.url), "token_file": context.token_file}
+    return {"url": without_secrets(context.url), "token_file": context.token_file}
+
+
+def without_secrets(url: str) -> str:
+    """The URL as it may be shown."""
+    return _OPTION.sub(r"\1***", _TOKEN.sub(r"\1***", _PASSWORD.sub(r"\1***", url)))

@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from trunkline.cli import leaf
+from trunkline.cli.context import without_secrets
 from trunkline.errors import InvalidOption
 
 # Flag, option, type, help. What is not typed here is not asked for again below.
@@ -85,14 +86,14 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(args.log_level, args.log_format)
 
     def ready(broker: Broker) -> None:
-        guarded = broker.hub.rights.is_on
+        guarded, bus = broker.hub.rights.is_on, without_secrets(options.url)
         if args.json:
-            about = {"url": broker.url, "bus": options.url, "pid": os.getpid(), "auth": guarded}
+            about = {"url": broker.url, "bus": bus, "pid": os.getpid(), "auth": guarded}
             print(json.dumps(about), flush=True)
         elif not args.quiet:
             lock = "tokens are asked for" if guarded else "open to this machine"
             http = broker.url.replace("ws", "http", 1)
-            print(f"serving {options.url} at {broker.url} and {http} ({lock})", flush=True)
+            print(f"serving {bus} at {broker.url} and {http} ({lock})", flush=True)
 
     # What is in flight is no garbage, and to look through it every 700 objects, as is usual, takes
     # a tenth of the broker's time.

@@ -128,6 +128,7 @@ class NatsLink:
                 await self._connect(client)
                 await self._look_at_server(client)
             except BaseException:
+                self.is_up = False  # before it is closed: nothing was lost
                 with contextlib.suppress(Exception):
                     await client.close()
                 raise

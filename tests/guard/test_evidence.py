@@ -6,8 +6,11 @@ import asyncio
 import base64
 import json
 import random
+import re
 import shutil
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from trunkline.cli import main
 from trunkline.crypto.keyring import KeyRing, new_wrapping_key
 from trunkline.crypto.note import Checkpoint, Signer, Verifier
 from trunkline.errors import InvalidOption, NotFound, Tampered
+from trunkline.event import Event
 from trunkline.folder import Folder, upkeep
 from trunkline.guard.notary import (
     Notary,
@@ -28,9 +32,11 @@ from trunkline.guard.notary import (
     forget_tree,
     prove_record,
     read_checkpoints,
+    salted,
     seal_folder,
     verify_folder,
 )
+from trunkline.guard.tree import _hash_line, read_leaf
 from trunkline.guard.vault import Vault
 from trunkline.options import StoreOptions, TopicOptions
 
@@ -390,6 +396,43 @@ def test_a_topic_that_is_new_since_the_last_round_is_told_and_no_damage(
     (place / "tlog" / "wal" / "system.erasure" / "checkpoint").unlink()
     (place / "tlog" / "partitions").unlink()
     assert main(words) == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"leaf-salt": "hDJV6T0X3TN82if8_iiiHA"},
+        {"leaf-salt": "-" * 22, "x": "y"},
+        {"leaf-salt": "_a" * 11, "a": '"leaf-salt":"' + "b" * 22},
+        {"leaf-salt": "short"},
+        {"leaf-salt": "with a space and a few"},
+        {"leaf-salt": 'with"a quote in it 12"'},
+        {"leaf-salt": "é" * 11},
+        {"leaf-salt": "x" * 23},
+    ],
+)
+def test_the_quick_hash_of_a_line_is_the_hash_of_its_leaf(headers: dict[str, str]) -> None:
+    meta = json.dumps({"id": "e", "headers": headers}, separators=(",", ":"), ensure_ascii=False)
+    for payload in ('{"a":1}', '"sealed"', "null"):
+        line = f'{{"offset":7,"meta":{meta},"payload":{payload},"crc":"0"}}'.encode()
+        leaf = read_leaf(line)
+        assert leaf is not None
+        assert _hash_line(line) == (7, leaf.hash)
+
+
+def test_salts_are_never_given_twice() -> None:
+    """Also not by a process and its forked child."""
+    drawn = [salted(Event(topic="t", payload=1)).headers["leaf-salt"] for _ in range(2500)]
+    assert len(set(drawn)) == 2500
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{22}", one) for one in drawn)
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        child = pool.submit(_salt).result()
+    assert child not in {_salt() for _ in range(1000)}
+
+
+def _salt() -> str:
+    return salted(Event(topic="t", payload=1)).headers["leaf-salt"]
 
 
 def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:

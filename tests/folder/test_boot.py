@@ -110,3 +110,22 @@ def test_a_log_that_is_always_synced_has_one_epoch(tmp_path: Path) -> None:
         publish(folder, 1, 2)
         assert (folder.head("t", 0).epoch, folder.head("t", 0).boot) == (1, "")
         folder.close()
+
+
+def test_a_log_that_falls_back_under_the_same_boot_is_noticed(cut: Path) -> None:
+    """Such as a device, or a machine's image, that is put back to an earlier state."""
+    folder = opened(cut, "boot-1")
+    assert publish(folder, 31, 55) == 35
+    folder.close()
+    folder = opened(cut, "boot-1")
+    assert folder.head("t", 0).epoch == 2
+    assert unsettled(folder, 35) == list(range(11, 36))
+    settle(folder, 11, 35)
+    assert publish(folder, 56, 56) == 36
+    folder.close()
+
+    folder = opened(cut, "boot-1")
+    assert publish(folder, 57, 57) == 37
+    assert folder.head("t", 0).epoch == 2  # nothing fell back since
+    assert unsettled(folder, 37) == [36, 37]
+    folder.close()

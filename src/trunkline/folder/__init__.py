@@ -181,6 +181,8 @@ class Folder:
     ) -> Placed:
         """Write one batch; see ``PartitionWriter.append``."""
         options = self._topics.options(topic)
+        if options.durability == "os":
+            self._groups.compare(topic, partition)
         placed = self._partitions.append(topic, partition, bodies, events, options, timeout_s)
         if options.durability == "os":
             self._groups.tell_epoch(topic, partition)

@@ -16,10 +16,13 @@ from trunkline.folder.partitions import Partitions, open_max
 from trunkline.folder.reserve import Reserve
 from trunkline.folder.root import Root
 from trunkline.group import Group
+from trunkline.log import layout
 from trunkline.names import GroupKey, check_group, check_topic
 from trunkline.options import GroupOptions
 
 T = TypeVar("T")
+_COMPARE_S = 1.0  # how long a publisher waits for a group to be compared with its log
+_STEM = 100  # characters of a file name that are never cut
 _REMOVED = 256  # policies that are kept of groups that were removed
 _AT_A_LOOK = 16  # groups that one look goes through,
 _LOOKS = 5  # unless that would take more looks than this to go through all
@@ -36,6 +39,7 @@ class FolderGroups:
         self._open_max = open_max()
         self._files: dict[GroupKey, GroupFile] = {}
         self._removed: dict[GroupKey, GroupOptions | None] = {}
+        self._compared: set[tuple[str, int]] = set()
 
     # -- transactions --------------------------------------------------------------------------
 
@@ -114,14 +118,18 @@ class FolderGroups:
 
     # -- which groups there are ----------------------------------------------------------------
 
-    def all(self, *, looked_at: bool = False) -> list[GroupKey]:
-        """Every group; with ``looked_at`` also the files that a mere look at a group left."""
+    def all(self, *, looked_at: bool = False, begin: str = "") -> list[GroupKey]:
+        """Every group; with ``looked_at`` also the files that a mere look at a group left, with
+        ``begin`` those whose files begin so.
+        """
         found: set[GroupKey] = set()
         place = os.path.join(self._root.path, "offsets")
         names = set(self._root.names("offsets"))
         for name in names:
             stem, _, kind = name.rpartition(".")
-            if kind not in ("journal", "json") or (kind == "json" and f"{stem}.journal" in names):
+            if not stem.startswith(begin) or kind not in ("journal", "json"):
+                continue
+            if kind == "json" and f"{stem}.journal" in names:
                 continue  # a snapshot speaks for a group only where its journal is gone
             with contextlib.suppress(FileNotFoundError):  # removed since it was listed
                 key = group_of(os.path.join(place, name), looked_at=looked_at)
@@ -167,6 +175,36 @@ class FolderGroups:
                 writer.begin(timeout_s)
                 writer.end()
                 self.tell_epoch(topic, partition)
+
+    def compare(self, topic: str, partition: int) -> None:
+        """Before this process first writes to a log that is not always synced: if a group has
+        settled offsets that the log does not have, records would get offsets that it skips.
+        """
+        if (topic, partition) not in self._compared:
+            self._compared.add((topic, partition))
+            stem = layout.group_stem(topic, partition, "").removeprefix("offsets/")
+            found = self.all(begin=stem[:_STEM])
+            mine = [key for key in found if (key.topic, key.partition) == (topic, partition)]
+            if mine:
+                self._partitions.writer(topic, partition).compare(partial(self._is_ahead, mine))
+
+    def _is_ahead(self, keys: list[GroupKey], next_offset: int) -> bool:
+        """Whether a group has settled an offset that its log has yet to give."""
+        root = self._root
+        for key in keys:
+            file = GroupFile(root.path, key, root.clock, _COMPARE_S, read_only=True)
+            reader = self._partitions.fresh_reader(key.topic, key.partition)
+            try:
+                file.begin(reader.head(), _COMPARE_S)
+                with file.transaction(_COMPARE_S) as group:
+                    if group.last_settled >= next_offset:
+                        return True
+            except (StorageError, OSError):  # damage, or a lock: its own user meets it
+                continue
+            finally:
+                reader.close()
+                file.close()
+        return False
 
     def tell_epoch(self, topic: str, partition: int) -> None:
         """Tell every group of a partition about a new epoch now. A group that missed this one

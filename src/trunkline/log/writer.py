@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
@@ -144,6 +144,18 @@ class PartitionWriter:
         self.save(head, durable=True)
         self._has_new_epoch = True
         return head
+
+    def compare(self, is_ahead: Callable[[int], bool]) -> None:
+        """Begin an epoch if a group knows of offsets that the log, which ends before ``next``, does
+        not have: the log fell back with its head, under this very boot. ``is_ahead`` is called
+        under the lock, so no record can be written and settled meanwhile.
+        """
+        head = self.begin()
+        try:
+            if not self._has_new_epoch and is_ahead(head.next):
+                self._begin_epoch(head, head)
+        finally:
+            self.end()
 
     def take_new_epoch(self) -> bool:
         """Whether this writer began an epoch since the last call."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -12,9 +14,11 @@ import httpx
 import pymongo
 import pytest
 
+import trunkline
 from broker.client import Launch, Process, peer, running, start, until
 from kit.mongod import fresh_database
 from trunkline.bus.remote import RemoteBus
+from trunkline.options import GroupOptions
 
 pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.timeout(180)]
 
@@ -163,7 +167,8 @@ async def test_a_person_finds_the_names_of_the_older_service(
         assert (await http.post("/topics", json=made)).status_code < 300
     async with peer(broker.url) as one:
         fields = {"topic": "orders", "key": "duck-1", "headers": {"ct": "json"}}
-        told = await one.ask("PUBLISH", **fields, payload={"cpu": 12.3})
+        digest = hashlib.sha256(json.dumps({"cpu": 12.3}).encode()).hexdigest()
+        told = await one.ask("PUBLISH", **fields, payload={"cpu": 12.3}, payload_sha256=digest)
         await one.subscribe("orders", "g1")
         message = await one.hear("MESSAGE")
         await one.ack(message)
@@ -172,7 +177,12 @@ async def test_a_person_finds_the_names_of_the_older_service(
 
     (row,) = database.events.find({"topic": "orders"})
     assert row.items() >= {"partition": number, "offset": 1, "key": "duck-1"}.items()
-    assert (row["headers"], row["payload"]) == ({"ct": "json"}, {"cpu": 12.3})
+    assert set(row) == {
+        *("_id", "topic", "partition", "offset", "ts", "id", "key", "headers"),
+        *("payload_sha256", "payload", "attempts"),
+    }
+    assert (row["headers"]["ct"], row["payload"]) == ("json", {"cpu": 12.3})
+    assert (row["payload_sha256"], row["attempts"]) == (digest, None)
     assert row["id"] == message["envelope"]["id"]
     assert abs(row["ts"] - message["envelope"]["ts"]) <= 1, "milliseconds"
 
@@ -189,3 +199,35 @@ async def test_a_person_finds_the_names_of_the_older_service(
 
     await until(counted, 30)
     assert await broker.end() == 0
+
+
+async def test_the_row_of_a_dead_letter_says_how_often_it_was_tried(
+    place: str, database: Any
+) -> None:
+    policy = GroupOptions(max_retries=1, backoff_base_s=0.0)
+    async with trunkline.connect(place) as bus:
+        await bus.publish("orders", 1)
+        await bus.publish("orders", 2, headers={"dlq-attempts": "many"})  # a header of the user
+        async with bus.subscribe("orders", group="billing", policy=policy) as stream:
+            for _ in range(2):
+                await (await anext(stream)).nack()
+            await (await anext(stream)).ack()
+
+            def letters() -> Any:
+                return list(database.events.find({"topic": "orders.DLQ"}))
+
+            (row,) = await until(letters, 30)
+    assert (row["attempts"], row["payload"]) == (2, 1)
+    assert [one["attempts"] for one in database.events.find({"topic": "orders"})] == [None, None]
+
+
+async def test_a_view_that_a_killed_process_did_not_make_is_made_later(
+    place: str, database: Any
+) -> None:
+    async with trunkline.connect(place) as bus:
+        await bus.publish("orders", 1)
+    database.drop_collection("events")
+    database.about.update_one({}, {"$unset": {"view": ""}})
+    async with trunkline.connect(place) as bus:
+        await bus.publish("orders", 2)
+    assert [row["payload"] for row in database.events.find()] == [1, 2]

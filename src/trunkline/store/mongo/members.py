@@ -6,13 +6,15 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+import msgspec
 from pymongo import ReturnDocument
 from pymongo.errors import PyMongoError
 
+from trunkline.group.members import MemberInfo
 from trunkline.names import is_handle
 from trunkline.store.mongo.server import Server
 
@@ -36,6 +38,7 @@ class Members:
         self._signs: dict[str, _Sign] = {}
         self._gone: set[str] = set()
         self._heard = 0.0  # when this process last read the signs
+        self.told: Sequence[MemberInfo] = ()  # what this process is subscribed to
         self.on_gone: Callable[[], object] = lambda: None
 
     async def keep_alive(self) -> None:
@@ -53,7 +56,11 @@ class Members:
             {"_id": self._member},
             {
                 "$currentDate": {"at": True},
-                "$set": {"pid": os.getpid(), "host": os.uname().nodename},
+                "$set": {
+                    "pid": os.getpid(),
+                    "host": os.uname().nodename,
+                    "told": msgspec.to_builtins(self.told),
+                },
             },
             upsert=True,
             return_document=ReturnDocument.AFTER,
@@ -81,6 +88,15 @@ class Members:
         if gone - self._gone:
             self.on_gone()
         self._gone = gone
+
+    async def listening(self) -> list[MemberInfo]:
+        """What the living members are subscribed to."""
+        await self.beat()
+        found: list[MemberInfo] = []
+        async for one in self._server.members.find({}, {"told": 1}):
+            if self._is_alive(one["_id"]):
+                found += msgspec.convert(one.get("told", []), list[MemberInfo])
+        return found
 
     async def gone(self, members: set[str]) -> list[str]:
         """Which of these members are gone. One that is not known may be new: look again."""

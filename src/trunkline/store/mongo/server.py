@@ -7,9 +7,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
@@ -45,8 +46,12 @@ Document: TypeAlias = dict[str, Any]
 Collection: TypeAlias = AsyncCollection[Document]
 
 FORMAT: Final = 1
+_VIEW: Final = 1  # the form of the view for people
 OLDEST_SERVER: Final = (4, 4)
 _SELECT_S: Final = 5.0  # to find a server at the first call
+_NOISE: Final = (
+    r" \(configured timeouts|, Timeout:|,\S+:\d+: "  # what the driver says beyond the reason
+)
 _ALLOWED: Final = frozenset({13, 18, 8000})  # codes of errors that mean: you may not
 _NO_VIEW: Final = frozenset({26, 48, 165, 166})  # the view is there, or is a view of another kind
 
@@ -77,9 +82,18 @@ _EVENTS: Final[list[Document]] = [
             "offset": 1,
             "ts": {"$toLong": {"$dateFromString": {"dateString": "$event.meta.ts"}}},
             "id": "$event.meta.event_id",
-            "key": "$event.meta.key",
-            "headers": "$event.meta.headers",
+            "key": {"$ifNull": ["$event.meta.key", None]},
+            "headers": {"$ifNull": ["$event.meta.headers", {}]},
+            "payload_sha256": {"$ifNull": ["$event.meta.headers.payload_sha256", None]},
             "payload": "$event.payload",
+            "attempts": {  # of a dead letter
+                "$convert": {
+                    "input": "$event.meta.headers.dlq-attempts",
+                    "to": "int",
+                    "onError": None,
+                    "onNull": None,
+                }
+            },
         }
     },
 ]
@@ -162,9 +176,9 @@ class Server:
             if not self.options.create:
                 raise NoBus(f"there is no bus in the database {self.db.name}")
             await self._check_ours()
+            about = {"_id": "trunkline", "format": FORMAT}
             with contextlib.suppress(DuplicateKeyError):
-                await self._about.insert_one({"_id": "trunkline", "format": FORMAT})
-            await self._make_view()
+                await self._about.insert_one(about)
         elif about.get("format", 0) > FORMAT:
             raise UnsupportedFormat(
                 f"the database {self.db.name} has format {about['format']}, "
@@ -172,6 +186,8 @@ class Server:
                 hint="upgrade trunkline",
                 version=about["format"],
             )
+        if about.get("view", 0) < _VIEW:  # also after a kill before it was made
+            await self._make_view()
 
     async def _read_about(self) -> Document | None:
         return await self._about.find_one({"_id": "trunkline"})
@@ -186,12 +202,15 @@ class Server:
             )
 
     async def _make_view(self) -> None:
-        with contextlib.suppress(CollectionInvalid):  # another member was first
-            try:
-                await self.db.create_collection(names.EVENTS, viewOn=names.LOG, pipeline=_EVENTS)
-            except OperationFailure as error:
-                if error.code not in _NO_VIEW:
-                    raise
+        """Make the view for people, or bring it up to date. Nothing else needs it."""
+        try:
+            await self.db.create_collection(names.EVENTS, viewOn=names.LOG, pipeline=_EVENTS)
+        except CollectionInvalid:  # it is there
+            await self.db.command("collMod", names.EVENTS, viewOn=names.LOG, pipeline=_EVENTS)
+        except OperationFailure as error:
+            if error.code not in _NO_VIEW:
+                raise
+        await self._about.update_one({"_id": "trunkline"}, {"$max": {"view": _VIEW}})
 
     def hear(self, server: datetime, asked: float) -> None:
         """The server's time, asked for at ``asked``."""
@@ -242,10 +261,17 @@ class Server:
 
     async def close(self) -> None:
         self.is_closed = True
-        if self._opening is not None and not self._opening.done():
-            self._opening.cancel()
-            await asyncio.gather(self._opening, return_exceptions=True)
+        if self._opening is not None:
+            await end_tasks([self._opening])
         await self.client.close()
+
+
+async def end_tasks(tasks: Iterable[asyncio.Future[None]]) -> None:
+    """Cancel tasks until they end: ``wait_for`` of Python 3.11, in pymongo, may lose one cancel."""
+    while waiting := [task for task in tasks if not task.done()]:
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting, timeout=0.2)
 
 
 def _open(url: str, database: str | None, options: MongoOptions) -> tuple[Any, Any]:
@@ -300,6 +326,6 @@ def typed() -> Iterator[None]:
 
 def _away(error: Exception) -> ConnectionLost:
     return ConnectionLost(
-        f"MongoDB does not answer: {str(error).partition(',')[0]}",
+        f"MongoDB does not answer: {re.split(_NOISE, str(error))[0]}",
         hint="check the address, and that the server runs",
     )

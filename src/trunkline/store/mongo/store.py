@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, Final
@@ -21,8 +21,9 @@ from trunkline.errors import Conflict, TrunklineError
 from trunkline.event import Bounds, Event, Receipt, Record
 from trunkline.features import Features
 from trunkline.group import Group
+from trunkline.group.members import MemberInfo
 from trunkline.names import GroupKey, check_topic
-from trunkline.options import MongoOptions, TopicOptions, make
+from trunkline.options import MongoOptions, TopicOptions, make, merged
 from trunkline.store import Bell, Store, limits_of
 from trunkline.store.mongo.append import BATCH_BYTES, Appender
 from trunkline.store.mongo.feed import ChangeFeed
@@ -30,8 +31,8 @@ from trunkline.store.mongo.groups import Groups
 from trunkline.store.mongo.log import Log
 from trunkline.store.mongo.members import Members
 from trunkline.store.mongo.names import LogPlace
-from trunkline.store.mongo.server import Server
-from trunkline.store.mongo.topics import TopicDocuments
+from trunkline.store.mongo.server import Server, end_tasks
+from trunkline.store.mongo.topics import TopicDocuments, options_of
 from trunkline.store.mongo.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,15 @@ class MongoStore(Store):
         async with self._server.call():
             return await self._log.trim(await self._topics.place(topic, partition), before)
 
+    # -- members -----------------------------------------------------------------------------------
+
+    def announce(self, told: Sequence[MemberInfo]) -> None:
+        self._members.told = told  # the next sign of life says it
+
+    async def members(self) -> list[MemberInfo]:
+        async with self._server.call():
+            return await self._members.listening()
+
     # -- topics ------------------------------------------------------------------------------------
 
     async def topics(self) -> dict[str, TopicOptions]:
@@ -118,19 +128,37 @@ class MongoStore(Store):
 
     async def define(self, topic: str, options: TopicOptions | None) -> None:
         check_topic(topic)
+        if options is not None:
+            await self._change(topic, lambda _: options)
+            return
         async with self._server.call():
-            if options is None:
-                await self._remove(topic)
-                return
-            have = await self._topics.partitions(topic)
-            if options.partitions < have:
-                raise Conflict(
-                    f"{topic} has {have} partitions, they cannot be reduced", topic=topic
-                )
-            if options.partitions > have:
-                await self._spread(topic, range(have, options.partitions))
-            await self._topics.set(topic, options)
+            await self._remove(topic)
         self.bell.ring(None)
+
+    async def edit(self, topic: str, values: dict[str, Any]) -> TopicOptions:
+        check_topic(topic)
+        return await self._change(topic, lambda have: merged(have, values))
+
+    async def _change(
+        self, topic: str, change: Callable[[TopicOptions], TopicOptions]
+    ) -> TopicOptions:
+        """Set a topic's options, once what they were made from is still what is there."""
+        async with self._server.call():
+            while True:
+                was = await self._topics.find(topic)
+                have = TopicOptions() if was is None else options_of(was)
+                options = change(have)
+                if options.partitions < have.partitions:
+                    raise Conflict(
+                        f"{topic} has {have.partitions} partitions, they cannot be reduced",
+                        topic=topic,
+                    )
+                if options.partitions > have.partitions:
+                    await self._spread(topic, range(have.partitions, options.partitions))
+                if await self._topics.swap(topic, was, options):
+                    break
+        self.bell.ring(None)
+        return options
 
     async def _spread(self, topic: str, partitions: range) -> None:
         """Give the groups of a topic the partitions that are added."""
@@ -220,7 +248,5 @@ class MongoStore(Store):
 
     async def _let_go(self) -> None:
         self._server.is_closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         await self._server.close()

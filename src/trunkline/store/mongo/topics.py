@@ -72,24 +72,37 @@ class TopicDocuments:
             async for found in self._server.configs.find().sort("_id", 1)
         }
 
-    async def partitions(self, topic: str) -> int:
-        found = await self._read(topic)
-        return 1 if found is None else int(found["partitions"])
+    async def find(self, topic: str) -> Document | None:
+        """The document as it is now."""
+        return await self._read(topic)
 
-    async def set(self, topic: str, options: TopicOptions) -> None:
-        found = await self._read(topic)
+    async def swap(self, topic: str, was: Document | None, options: TopicOptions) -> bool:
+        """Write the options of a topic whose document was ``was``; False if it is another one now.
+        The incarnation stays: a new one would lose what others published meanwhile.
+        """
         values: dict[str, Any] = {
+            "_id": topic,
             "topic": topic,
             "partitions": options.partitions,
             **changed(options),
         }
         if options.retention_age_s is not None:
             values["retentionMs"] = round(options.retention_age_s * 1000)
-        incarnation = secrets.token_hex(4) if found is None else found["incarnation"]
-        await self._server.configs.replace_one(
-            {"_id": topic}, {**values, "incarnation": incarnation}, upsert=True
+        self.forget(topic)
+        if was is None:
+            try:
+                await self._server.configs.insert_one(
+                    {**values, "incarnation": secrets.token_hex(4)}
+                )
+            except DuplicateKeyError:
+                return False
+            return True
+        done = await self._server.configs.replace_one(
+            {"_id": topic, "$expr": {"$eq": ["$$ROOT", {"$literal": was}]}},
+            {**values, "incarnation": was["incarnation"]},
         )
         self.forget(topic)
+        return bool(done.matched_count)
 
     async def remove(self, topic: str) -> str:
         """Its incarnation. When this returns no process works with it any more."""

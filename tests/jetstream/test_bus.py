@@ -105,6 +105,30 @@ async def test_records_are_read_past_any_group(bus: NatsBus) -> None:
     assert [record.event.payload for record in records] == list(range(1, 1101))
 
 
+async def test_a_replica_that_lags_behind_hides_no_record(bus: NatsBus) -> None:
+    """A follower answers for a stream whose newest records it does not have yet: played by this
+    test, while the server itself answers no direct gets.
+    """
+    await bus.publish_many("orders", [1, 2, 3])
+    stream, asked = bus.link.place.stream("orders", 0), 0
+    config = msgspec.json.decode(await bus.link.api(f"STREAM.INFO.{stream}"))["config"]
+    await bus.link.api(f"STREAM.UPDATE.{stream}", {**config, "allow_direct": False})
+
+    async def answer(message: Any) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            await lagging.unsubscribe()
+            await bus.link.api(f"STREAM.UPDATE.{stream}", {**config, "allow_direct": True})
+        await bus.link.nc.publish(message.reply, b"", headers={"Status": "404"})
+
+    lagging = await bus.link.nc.subscribe(f"$JS.API.DIRECT.GET.{stream}", cb=answer)
+    await bus.link.flush()
+    assert [record.event.payload for record in await bus.read("orders", 1, 10)] == [1, 2, 3]
+    assert asked == 3
+    assert await bus.read("orders", 4, 10) == []
+
+
 async def test_an_event_that_was_published_before_is_kept_once(bus: NatsBus) -> None:
     events = [Event(topic="orders", payload=n) for n in range(3)]
     await bus.publish_many("orders", events[:2])

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from datetime import datetime
+from time import monotonic
 
 import msgspec
 from nats.aio.msg import Msg
 
 from trunkline.bus.nats.connection import NatsLink
 from trunkline.codec import encode_event
-from trunkline.errors import Corrupt, InvalidEvent, NotFound
+from trunkline.errors import ConnectionLost, Corrupt, InvalidEvent, NotFound
 from trunkline.event import Event, Record
 from trunkline.explain import reason
 from trunkline.options import Limits
@@ -21,6 +22,7 @@ from trunkline.units import write_time
 _decode = msgspec.json.Decoder(Event).decode
 _SPLIT, _WHOLE = b'},"payload":', b',"payload":'
 _READ_S = 5.0
+_AGAIN_S = 0.05
 _AT_ONCE = 500
 
 
@@ -71,28 +73,71 @@ async def fetch(link: NatsLink, topic: str, partition: int, offset: int) -> Reco
 
 async def read(link: NatsLink, topic: str, partition: int, start: int, limit: int) -> list[Record]:
     """Up to ``limit`` records from ``start`` on, in one request; any replica may answer."""
-    name = link.place.stream(topic, partition)
-    body = {"seq": start, "batch": min(limit, _AT_ONCE)}
     return [
-        read_record(message.data, topic, partition, _sequence(message))
-        for message in await get_direct(link, name, body)
+        read_record(message.data, topic, partition, sequence(message))
+        for message in await get_range(link, topic, partition, start, min(limit, _AT_ONCE))
     ]
 
 
 async def seek(link: NatsLink, topic: str, partition: int, when: datetime) -> int | None:
-    """The first offset that the server stored at or after ``when``."""
+    """The first offset that the server stored at or after ``when``, as the leader has it."""
+    return await _next(link, topic, partition, {"start_time": write_time(when)})
+
+
+async def get_range(
+    link: NatsLink, topic: str, partition: int, start: int, count: int, end: int | None = None
+) -> list[Msg]:
+    """Up to ``count`` messages from ``start`` on. None means that the leader has none either (below
+    ``end``): a replica that lags behind is asked again.
+    """
+    stream = link.place.stream(topic, partition)
+    give_up = monotonic() + link.options.patience_s
+    while True:
+        found = await get_direct(link, stream, {"seq": start, "batch": count})
+        if found:
+            return found
+        there = await _next(link, topic, partition, {"seq": start})
+        if there is None or (end is not None and there >= end):
+            return []
+        if monotonic() > give_up:
+            raise ConnectionLost(f"NATS: a replica of {topic}/{partition} lags behind its leader")
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _next(
+    link: NatsLink, topic: str, partition: int, since: Mapping[str, object]
+) -> int | None:
+    """The first offset at or after a place, as the stream's leader has it."""
     name = link.place.stream(topic, partition)
-    text = write_time(when)
-    found = await get_direct(link, name, {"start_time": text, "batch": 1})
-    return _sequence(found[0]) if found else None
+    try:
+        answer = await link.api(f"STREAM.MSG.GET.{name}", {**since, "next_by_subj": ">"})
+    except NotFound:
+        return None
+    return _got(answer).message.seq
 
 
-def _sequence(message: Msg) -> int:
+def sequence(message: Msg) -> int:
     return int(message.headers["Nats-Sequence"])
 
 
 async def get_direct(link: NatsLink, stream: str, body: Mapping[str, object]) -> list[Msg]:
-    """Messages by a direct get; the server ends them with a status."""
+    """Messages by a direct get; the server ends them with a status. A server that does not answer
+    is asked again for ``patience_s``.
+    """
+    give_up = monotonic() + link.options.patience_s
+    while True:
+        found, status = await _get_once(link, stream, body)
+        if status in ("204", "404"):
+            return found
+        await link.api(f"STREAM.INFO.{stream}")  # waits for a server, or says what is wrong
+        if monotonic() > give_up:
+            raise ConnectionLost(f"NATS: a direct get of {stream} ended with {status}")
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _get_once(
+    link: NatsLink, stream: str, body: Mapping[str, object]
+) -> tuple[list[Msg], str]:
     nc = link.nc
     inbox = nc.new_inbox()
     found: list[Msg] = []
@@ -112,11 +157,8 @@ async def get_direct(link: NatsLink, stream: str, body: Mapping[str, object]) ->
         async with asyncio.timeout(_READ_S):
             status = await done
     except TimeoutError:
-        status = "503"
+        status = "no answer"
     finally:
         with contextlib.suppress(Exception):
             await subscription.unsubscribe()
-    if status in ("204", "404"):
-        return found
-    await link.api(f"STREAM.INFO.{stream}")  # waits for a server, or says what is wrong
-    raise NotFound(f"NATS: a direct get of {stream} ended with {status}")
+    return found, status

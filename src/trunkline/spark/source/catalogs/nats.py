@@ -89,14 +89,13 @@ class NatsLog(RemoteLog):
 
     async def _range(self, topic: str, partition: int, start: int, end: int) -> list[Row]:
         found: list[Row] = []
-        stream = self._link.place.stream(topic, partition)
+        link = self._link
         while start < end:
-            body = {"seq": start, "batch": end - start}
-            page = await records.get_direct(self._link, stream, body)
+            page = await records.get_range(link, topic, partition, start, end - start, end)
             if not page:
                 break
             for message in page:
-                offset = int(message.headers["Nats-Sequence"])
+                offset = records.sequence(message)
                 if offset < end:
                     found.append(_row(topic, partition, offset, message))
                 start = offset + 1

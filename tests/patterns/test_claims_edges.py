@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -344,3 +345,54 @@ def test_the_guard_can_require_a_claim_on_every_path(cli: Run, tmp_path: Path) -
     assert refused.code == 1
     assert b"you hold no claim on b" in refused.err
     assert b"you hold no claim on a" not in refused.err
+
+
+def test_a_command_that_outlives_its_killed_holder_keeps_the_claim(
+    url: str, started: list[subprocess.Popen[bytes]]
+) -> None:
+    words = [*TRUNKLINE, "claim", "a", "--actor", "ann", "--url", url, "--", "sleep", "4"]
+    holder = subprocess.Popen(words, env=ENV)
+    started.append(holder)
+    with open_claims(url, "bob") as bob:
+        end = time.monotonic() + 20
+        while not (table := bob.table()) or table[0][0].process == Process.by_pid(holder.pid):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        holder.kill()
+        holder.wait()
+        with pytest.raises(Conflict, match="ann holds a"):
+            bob.claim("a")  # the command still edits
+        began = time.monotonic()
+        assert bob.claim("a", wait_s=20).actor == "bob"
+        assert time.monotonic() - began < 10  # by the end of the command, not by the ttl
+
+
+def test_claims_in_another_worktree_are_a_second_place(tmp_path: Path) -> None:
+    main, tree = tmp_path / "main", tmp_path / "tree"
+    main.mkdir()
+    git(main, "init", "-q")
+    git(main, "commit", "--allow-empty", "-qm", "x")
+    assert git(main, "worktree", "add", "-q", str(tree)).returncode == 0
+    here, there = runner(TRUNKLINE, main), runner(TRUNKLINE, tree)
+    assert here("claim", "a.py", "--actor", "ann").code == 0
+    assert there("claim", "b.py", "--actor", "bob", "--url", "file:.bus").code == 0
+    refused = here("claim", "b.py", "--actor", "eve")
+    assert refused.code == 1
+    assert str(tree / ".bus").encode() in refused.err
+
+
+@pytest.mark.parametrize("kind", ["closed", "silent"])
+def test_the_guard_does_not_wait_for_a_server_that_is_silent(
+    cli: Run, tmp_path: Path, kind: str
+) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a").touch()
+    git(tmp_path, "add", "a")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] if kind == "silent" else 9
+        for scheme in ("ws", "nats", "mongodb"):
+            began = time.monotonic()
+            refused = cli("claims", "guard", "--url", f"{scheme}://127.0.0.1:{port}")
+            assert time.monotonic() - began < 5  # 2 s where nothing else runs; it was 6 to 14
+            assert refused.code == 1
+            assert b"the commit is refused (--offline refuse)" in refused.err

@@ -22,7 +22,15 @@ from typing import Any, NoReturn
 
 from trunkline.cli import ERROR, OK, TAKEN, Run, leaf
 from trunkline.cli.arguments import duration
-from trunkline.errors import Conflict, Denied, InvalidOption, NoBus, NotFound, TrunklineError
+from trunkline.errors import (
+    Conflict,
+    ConnectionLost,
+    Denied,
+    InvalidOption,
+    NoBus,
+    NotFound,
+    TrunklineError,
+)
 from trunkline.files.globs import expand, overlap
 from trunkline.patterns.claims import (
     TTL_S,
@@ -36,7 +44,7 @@ from trunkline.patterns.claims import (
 from trunkline.patterns.claims.place import find_place, find_tree, set_place
 
 _HOOK_MARK = "# trunkline claims guard"
-_GUARD_S = 2.0  # how long a commit may wait for a broker
+_GUARD_S = 1.4  # how long a commit waits for claims that are not on this machine
 _NOBODY = "nobody"
 _BELOW = ("check", "guard", "install-hook", "export", "import", "place")
 _VALUED = ("--url", "--context", "--actor")
@@ -210,6 +218,10 @@ def _hold(args: argparse.Namespace, claims: Claims, claim: Claim) -> int:
     except OSError as error:
         claims.release(token=claim.token)
         raise NotFound(f"cannot run {args.rest[0]}: {error.strerror}") from error
+    # Whoever is killed with -9 leaves the command behind: the claim is the command's.
+    if (process := Process.by_pid(child.pid)) is not None:
+        with suppress(Denied):
+            claims.renew(claim.token, ttl_s=args.ttl, process=process)
     renew_at = monotonic() + args.ttl / 3
     try:
         while True:
@@ -290,9 +302,7 @@ def run_guard(args: argparse.Namespace) -> int:
     os.chdir(root)
     paths = [path for path in staged if path]
     try:
-        with _open(args, create=False, anonymous=True, patience_s=_GUARD_S) as claims:
-            found = claims.conflicts(paths)
-            missing = claims.unheld(paths) if args.require else []
+        found, missing = _in_time(args, paths)
     except NoBus:
         found, missing = [], paths if args.require else []
     except TrunklineError as error:
@@ -317,6 +327,42 @@ def run_guard(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return ERROR if found or missing else OK
+
+
+Found = tuple[list[tuple[str, Claim]], list[str]]
+
+
+def _in_time(args: argparse.Namespace, paths: list[str]) -> Found:
+    """What is in the way of a commit. A server that does not answer is not waited for."""
+
+    def look() -> Found:
+        with _open(args, create=False, anonymous=True, patience_s=_GUARD_S - 0.4) as claims:
+            return claims.conflicts(paths), claims.unheld(paths) if args.require else []
+
+    url = _url(args)
+    if url.startswith(("file:", "ndjson:")):
+        return look()
+    import logging
+    from queue import Empty, SimpleQueue
+    from threading import Thread
+
+    logging.getLogger("trunkline").setLevel(logging.ERROR)  # the outcome is told once
+    answers: SimpleQueue[Found | BaseException] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(look())
+        except BaseException as error:  # noqa: BLE001 -- raised again below
+            answers.put(error)
+
+    Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=_GUARD_S)
+    except Empty:
+        raise ConnectionLost(f"{url} does not answer within {_GUARD_S:g} s") from None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
 def run_hook(args: argparse.Namespace) -> int:

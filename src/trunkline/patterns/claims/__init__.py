@@ -10,7 +10,6 @@ releasing and ``verify`` refuse it, and the next one in the queue ends it.
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -111,10 +110,12 @@ class Claims:
         claim = self._enter(paths, ttl_s, intent, waiting=bool(live), process=process)
         return self._queue(claim, ttl_s, until)
 
-    def renew(self, token: int, *, ttl_s: int = TTL_S) -> Claim:
-        """Extend a lease that has not run out. ``Denied`` when it has, or was never held."""
+    def renew(self, token: int, *, ttl_s: int = TTL_S, process: Process | None = None) -> Claim:
+        """Extend a lease that has not run out. ``Denied`` when it has, or was never held. With a
+        ``process`` the claim ends with that one from now on.
+        """
         self.verify(token)
-        self._append_renewal(self._ledger.claims[token], ttl_s)
+        self._append_renewal(self._ledger.claims[token], ttl_s, process=process)
         return self.verify(token)
 
     def verify(self, token: int, path: str | None = None) -> Claim:
@@ -317,8 +318,11 @@ class Claims:
         *,
         supersedes: list[int] | None = None,
         waiting: bool = False,
+        process: Process | None = None,
     ) -> None:
         payload: Json = {"path": claim.paths[0], "intent": claim.intent, "renews": claim.token}
+        if process is not None:
+            payload["process"] = process.to_json()
         if supersedes:
             payload["supersedes"] = supersedes
         if waiting:
@@ -356,7 +360,7 @@ class Claims:
     # -- the log -----------------------------------------------------------------------------------
 
     def _new_id(self) -> str:
-        return f"evt_{self._clock.now():%Y%m%dT%H%M%SZ}_{secrets.token_hex(6)}"
+        return f"evt_{self._clock.now():%Y%m%dT%H%M%SZ}_{os.urandom(6).hex()}"
 
     def _append(
         self, topic: str, path: str, payload: Json, ttl_s: int, event_id: str | None = None

@@ -251,8 +251,10 @@ class ClaimLedger:
         if claim is None or claim.ended or claim.actor != event.get("actor"):
             return
         if not claim.is_expired(moment):
+            process = Process.of(payload.get("process"))
             self._set(
                 claim,
+                process=claim.process if process is None else process,
                 expires_at=_expiry(moment, event.get("ttl_s")),
                 waiting=claim.waiting and payload.get("waiting") is True,
             )

@@ -110,12 +110,29 @@ def _decided(tree: Tree) -> str | None:
 
 
 def _candidates(tree: Tree) -> list[str]:
-    """The places in a tree that may carry claims: its NDJSON log and its bus."""
-    events, bus = os.path.join(tree.top, ndjson.EVENTS_FILE), os.path.join(tree.top, ".bus")
-    found = [f"ndjson:{events}"] if os.path.exists(events) else []
-    if os.path.exists(os.path.join(bus, "wal", "coord.claim.00000001.jsonl")):
-        found.append(f"file:{bus}")
+    """The places that may carry claims: the NDJSON log and the bus of each working tree."""
+    found: list[str] = []
+    for top in _tops(tree):
+        events, bus = os.path.join(top, ndjson.EVENTS_FILE), os.path.join(top, ".bus")
+        if os.path.exists(events):
+            found.append(f"ndjson:{events}")
+        if os.path.exists(os.path.join(bus, "wal", "coord.claim.00000001.jsonl")):
+            found.append(f"file:{bus}")
     return found
+
+
+def _tops(tree: Tree) -> list[str]:
+    """The working trees of the repository, this one first."""
+    found = [tree.top]
+    if tree.common is not None:
+        if os.path.basename(tree.common) == ".git":
+            found.append(os.path.dirname(tree.common))
+        trees = os.path.join(tree.common, "worktrees")
+        with suppress(OSError):
+            for name in sorted(os.listdir(trees)):
+                with suppress(OSError), open(os.path.join(trees, name, "gitdir")) as file:
+                    found.append(os.path.dirname(file.read().strip()))
+    return list(dict.fromkeys(found))
 
 
 def _choose(tree: Tree) -> str:

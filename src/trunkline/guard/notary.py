@@ -108,15 +108,18 @@ class Notary:
 
     async def publish(self, events: list[Event], call_next: PublishNext) -> list[Receipt]:
         receipts = await call_next([salted(event) for event in events])
-        self._touched.update((one.topic, one.partition) for one in receipts)
+        touch = self._touched.add
+        for one in receipts:
+            touch((one.topic, one.partition))
         self._count += len(receipts)
         if self._round is None and self._is_due():
             self._round = asyncio.get_running_loop().create_task(self._seal_in_passing())
         return receipts
 
     def _is_due(self) -> bool:
-        waited_s = self._clock.monotonic() - self._signed_at
-        return self._count >= self._every or waited_s >= self._interval_s
+        if self._count >= self._every:
+            return True
+        return self._clock.monotonic() - self._signed_at >= self._interval_s
 
     async def _seal_in_passing(self) -> None:
         try:

@@ -55,10 +55,11 @@ def free_port() -> int:
 class Mongod:
     """One server process, to be killed and started again."""
 
-    def __init__(self, program: str, folder: Path, port: int, name: str = "rs0") -> None:
+    def __init__(self, program: str, folder: Path, port: int, name: str | None = "rs0") -> None:
         self._words = [
             *(program, "--dbpath", str(folder), "--port", str(port), "--bind_ip", "127.0.0.1"),
-            *("--replSet", name, "--wiredTigerCacheSizeGB", "0.25", "--quiet"),
+            *(("--replSet", name) if name is not None else ()),
+            *("--wiredTigerCacheSizeGB", "0.25", "--quiet"),
             *(
                 "--logpath",
                 str(folder / "log"),

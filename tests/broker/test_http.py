@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import httpx
 import pytest
 
+import trunkline
 from trunkline.broker.server import Broker
 from trunkline.options import BrokerOptions
 
@@ -177,6 +178,26 @@ class TestTopics:
         done = await http.post("/topics", json={"topic": "t", "partitions": 1, "maxAttempts": 9})
         assert done.status_code == 409
         assert (await http.get("/topics/t")).json()["maxAttempts"] == 2
+
+    async def test_a_group_shows_who_is_subscribed(
+        self, http: httpx.AsyncClient, broker: Broker
+    ) -> None:
+        async with (
+            trunkline.connect(broker.url) as bus,
+            bus.subscribe("orders", group="billing"),
+        ):
+            found = (await http.get("/topics/orders/groups/billing")).json()
+            (row,) = found["partitions"]
+            assert row["members"] == 1
+            (member,) = row["subscribed"]
+            assert member["pid"] > 0
+            assert member["client"]
+            assert member["since"].endswith("Z")
+            assert member["last_delivery"] is None
+            listed = (await http.get("/groups")).json()["groups"]
+            assert [one["members"] for one in listed] == [1]
+            metrics = (await http.get("/metrics")).text
+            assert 'trunkline_group_members{group="billing"' in metrics
 
     async def test_offsets_show_bounds_and_groups(self, http: httpx.AsyncClient, one: Any) -> None:
         for n in range(3):

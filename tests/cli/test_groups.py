@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -301,3 +302,20 @@ def test_a_partition_that_is_added_has_the_policy_of_the_group(run: Run) -> None
     first, added = run("group", "info", "t", "g", "--json").rows
     assert (added["partition"], added["paused"]) == (1, True)
     assert added["options"] == first["options"]
+
+
+async def test_idle_members_are_listed_with_their_process(run: Run, home: Path) -> None:
+    import trunkline
+
+    async with trunkline.connect(f"file:{home / '.bus'}") as bus:
+        async with bus.subscribe("t", group="g"), bus.subscribe(">", group="g"):
+            (row,) = (await asyncio.to_thread(run, "group", "info", "t", "g", "--json")).rows
+            shown = await asyncio.to_thread(run, "group", "info", "t", "g")
+            listed = await asyncio.to_thread(run, "group", "ls")
+        assert row["members"] == 2
+        assert [one["pid"] for one in row["subscribed"]] == [os.getpid()] * 2
+        assert {*row["subscribed"][0]} >= {"host", "since", "in_flight", "last_delivery"}
+        assert str(os.getpid()) in shown.out
+        assert listed.out.split()[-1] == "2"
+    gone = await asyncio.to_thread(run, "group", "info", "t", "g")
+    assert "nobody is subscribed" in gone.out

@@ -107,6 +107,7 @@ def calls(plug: type) -> list[str]:
 
 def test_the_store_stays_small() -> None:
     given = ("change", "update", "edit", "compact", "room", "watch", "idle", "in_hand")
+    given += ("announce", "members")
     assert set(given) <= set(calls(trunkline.Store)), "a store that leaves these out works"
     assert 0 < len(calls(trunkline.Store)) - len(given) <= 11
 
@@ -116,7 +117,7 @@ def test_a_bus_names_every_call_and_every_bus_has_them() -> None:
         *("publish", "publish_many", "publish_again", "fire", "flush", "use"),
         *("subscribe", "on", "every", "handlers", "start", "ready", "stop", "drain", "run"),
         *("topics", "define", "remove", "trim", "bounds", "read", "dead_letters"),
-        *("groups", "lag", "seek", "pause", "resume", "edit", "forget", "policy_of"),
+        *("groups", "members", "lag", "seek", "pause", "resume", "edit", "forget", "policy_of"),
         *("health", "at_stop", "at_close", "close"),
     }
     assert issubclass(LocalBus, trunkline.Bus)

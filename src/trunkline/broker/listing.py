@@ -14,6 +14,7 @@ from trunkline.broker.topic_rules import Configs
 from trunkline.bus.local import LocalBus
 from trunkline.errors import NotFound
 from trunkline.group import Group
+from trunkline.group.members import MemberInfo, count, select
 from trunkline.names import GroupKey
 from trunkline.options import TopicOptions, changed
 from trunkline.patterns.measures import Family, measure
@@ -54,14 +55,16 @@ async def show_topics(bus: LocalBus, configs: Configs) -> list[Row]:
     return rows
 
 
-async def show_group(bus: LocalBus, key: GroupKey) -> Row:
+async def show_group(bus: LocalBus, key: GroupKey, members: list[MemberInfo] | None = None) -> Row:
+    """Where a group stands; who is subscribed to it, unless all members are given."""
     first, end = await bus.store.bounds(key.topic, key.partition)
+    known = await bus.members(group=key.group) if members is None else members
 
     wall = bus.clock.now().timestamp()
 
     def look(group: Group) -> Row:
         ahead = group.outlook(wall)
-        row = {
+        return {
             "topic": key.topic,
             "partition": key.partition,
             "group": key.group,
@@ -72,18 +75,27 @@ async def show_group(bus: LocalBus, key: GroupKey) -> Row:
             "inflight": len(group.leases),
             "waiting": len(group.waiting),
             "paused": group.paused,
+            "members": count(known, key.topic, key.group, group.holders()),
             "policy": changed(group.options),
         }
-        return with_aliases(row)
 
-    return await bus.store.change(key, look)
+    row = await bus.store.change(key, look)
+    if members is None:
+        row["subscribed"] = [show_member(one) for one in select(known, key.topic, key.group)]
+    return with_aliases(row)
+
+
+def show_member(one: MemberInfo) -> Row:
+    times = {"since": moment(one.since), "last_delivery": moment(one.last_delivery)}
+    return with_aliases({**msgspec.structs.asdict(one), **times})
 
 
 async def show_groups(bus: LocalBus) -> list[Row]:
     pace, rows = Pace(), []
+    members = await bus.members()
     for key in await bus.store.groups():
         try:
-            rows.append(await show_group(bus, key))
+            rows.append(await show_group(bus, key, members))
         except NotFound:  # it was removed meanwhile
             continue
         await pace.turn()

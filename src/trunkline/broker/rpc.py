@@ -220,6 +220,17 @@ async def _groups(session: Session, args: dict[str, Any]) -> Any:
     ]
 
 
+async def _members(session: Session, args: dict[str, Any]) -> Any:
+    """Who is subscribed to what the caller may read or subscribe to."""
+    asked = _args(args, _Groups)
+    hub, who = session.hub, session.who
+    return [
+        one
+        for one in await hub.bus.members(asked.topic, asked.group)
+        if hub.allows(who, "read", one.topic) or hub.allows(who, "subscribe", one.topic, one.group)
+    ]
+
+
 async def _seek(session: Session, args: dict[str, Any]) -> Any:
     asked = _args(args, _Seek)
     _administer(session, asked)
@@ -289,6 +300,7 @@ OPS: dict[str, Op] = {
     "read": _read,
     "bounds": _bounds,
     "groups": _groups,
+    "members": _members,
     "lag": _lag,
     "seek": _seek,
     "pause": _pause,

@@ -166,6 +166,11 @@ class Session:
         if self._publisher.underway and not self._has_room(self.hub.options.publish_inflight):
             self.hold_up()
 
+    @property
+    def label(self) -> str:
+        """The agent, and the name that the client gave itself: for people."""
+        return "/".join(filter(None, (self.who.agent, self._name)))
+
     def alive(self) -> None:
         """The client said something, if only that it is there."""
         self.heard_at = self.hub.clock.monotonic()

@@ -58,6 +58,9 @@ class Owner(Protocol):
     @property
     def taken(self) -> int: ...
 
+    @property
+    def label(self) -> str: ...
+
     def put(self, data: bytes) -> None: ...
 
     def flush(self) -> None: ...
@@ -131,6 +134,7 @@ class Subscriber:
             where=frame.where if frame.filter is None else self._match,
         )
         self.subscription.default = self._hub.policy
+        self.subscription.client = self._session.label
         if self.upto:
             self.subscription.hand_out_in_order()
         elif frame.runs:

@@ -32,6 +32,7 @@ from trunkline.delivery.deadletters import Letter, Redrive
 from trunkline.event import Bounds, Event, EventFields, P, Receipt, Record
 from trunkline.features import Features
 from trunkline.group import Lease
+from trunkline.group.members import MemberInfo
 from trunkline.options import GroupFields, GroupOptions, OnConflict, TopicFields, TopicOptions
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     lag: int  # records that are due and not settled
     leases: int  # records in consumers' hands
     waiting: int  # records that wait for their next try
-    members: int  # living members that hold records
+    members: int  # living members: subscribed, or holding records
     paused: bool
     policy: GroupOptions
     scheduled: int = 0  # records that are not due, as far as the log was read
@@ -495,6 +496,12 @@ class Bus(ABC):
     @abstractmethod
     async def groups(self, topic: str | None = None, group: str | None = None) -> list[GroupInfo]:
         """Where each group stands, by partition; of one topic or pattern, of one group."""
+
+    @abstractmethod
+    async def members(self, topic: str | None = None, group: str | None = None) -> list[MemberInfo]:
+        """Who is subscribed, idle members too: process, host, since when, what is in flight, the
+        last delivery. On NATS those of this process alone.
+        """
 
     @abstractmethod
     async def lag(self, topic: str, group: str) -> int:

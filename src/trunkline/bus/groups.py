@@ -14,6 +14,7 @@ from trunkline.bus import GroupInfo, Start
 from trunkline.delivery.deadletters import is_hidden, keeps_books
 from trunkline.errors import InvalidOption, NotFound
 from trunkline.group import Group
+from trunkline.group.members import MemberInfo, count, select
 from trunkline.names import GroupKey, check_group, check_pattern, check_topic, matches
 from trunkline.options import GroupOptions, OnConflict, differences, make, merged, other_policy
 from trunkline.store import Store
@@ -39,11 +40,32 @@ async def list_groups(
         and group in (None, key.group)
         and (group is not None or not (keeps_books(key) if topic == key.topic else is_hidden(key)))
     ]
-    return [await group_info(store, key) for key in keys]
+    members = await store.members()
+    return [await group_info(store, key, members) for key in keys]
 
 
-async def group_info(store: Store, key: GroupKey) -> GroupInfo:
+async def list_members(
+    store: Store, topic: str | None = None, group: str | None = None
+) -> list[MemberInfo]:
+    """Every subscription of a living member, or those of a topic or pattern, or of a group. The
+    subscriptions that one process has for itself are left out unless the group is named.
+    """
+    if topic is not None:
+        check_pattern(topic)
+    if group is not None:
+        check_group(group)
+    return [
+        one
+        for one in select(await store.members(), topic, group)
+        if group is not None or not is_hidden(GroupKey(one.topic, 0, one.group))
+    ]
+
+
+async def group_info(
+    store: Store, key: GroupKey, members: list[MemberInfo] | None = None
+) -> GroupInfo:
     first, end = await store.bounds(key.topic, key.partition)
+    known = await store.members() if members is None else members
 
     wall = store.clock.now().timestamp()
 
@@ -58,7 +80,7 @@ async def group_info(store: Store, key: GroupKey) -> GroupInfo:
             lag=group.lag(end, first, wall=wall),
             leases=len(group.leases),
             waiting=len(group.waiting),
-            members=len(group.holders()),
+            members=count(known, key.topic, key.group, group.holders()),
             paused=group.paused,
             policy=group.options,
             scheduled=ahead.scheduled,

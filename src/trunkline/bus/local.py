@@ -18,6 +18,7 @@ from trunkline.errors import InvalidEvent, NotFound, OutOfRange
 from trunkline.event import Bounds, Event, EventFields, Receipt, Record
 from trunkline.features import Features
 from trunkline.filters import to_filter
+from trunkline.group.members import MemberInfo
 from trunkline.names import GroupKey, check_group, check_pattern, check_topic, is_dead
 from trunkline.options import (
     BusOptions,
@@ -173,6 +174,10 @@ class LocalBus(BusBase):
 
     async def groups(self, topic: str | None = None, group: str | None = None) -> list[GroupInfo]:
         return await groups.list_groups(self.store, topic, group)
+
+    async def members(self, topic: str | None = None, group: str | None = None) -> list[MemberInfo]:
+        self._pumps.tell()
+        return await groups.list_members(self.store, topic, group)
 
     async def lag(self, topic: str, group: str) -> int:
         return sum(one.lag for one in await self.groups(topic, check_group(group)))

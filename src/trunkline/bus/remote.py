@@ -35,6 +35,7 @@ from trunkline.event import Bounds, Event, EventFields, Receipt, Record
 from trunkline.explain import spelt
 from trunkline.features import Features
 from trunkline.filters import check_filter
+from trunkline.group.members import MemberInfo
 from trunkline.names import check_group, check_pattern, check_topic
 from trunkline.options import (
     BusOptions,
@@ -246,6 +247,10 @@ class RemoteBus(BusBase):
 
     async def groups(self, topic: str | None = None, group: str | None = None) -> list[GroupInfo]:
         return _groups(await self.link.call("groups", topic=topic, group=group))
+
+    async def members(self, topic: str | None = None, group: str | None = None) -> list[MemberInfo]:
+        found = await self.link.call("members", topic=topic, group=group)
+        return msgspec.convert(found, list[MemberInfo])
 
     async def lag(self, topic: str, group: str) -> int:
         check_pattern(topic)

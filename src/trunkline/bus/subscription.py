@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -24,6 +26,7 @@ from trunkline.errors import Closed, Conflict, LockTimeout, TrunklineError
 from trunkline.filters import Filter
 from trunkline.filters.named import name_of
 from trunkline.group import RUN, Group
+from trunkline.group.members import MemberInfo
 from trunkline.names import GroupKey, is_dead, is_pattern, matches
 from trunkline.options import Flow, GroupOptions, OnConflict, TopicOptions, TtlPolicy
 from trunkline.store import Store, lag_of
@@ -31,6 +34,7 @@ from trunkline.store import Store, lag_of
 logger = logging.getLogger(__name__)
 
 _FIND_S = 0.25  # new topics are rare, rings are not
+_TELL_S = 2.0  # how often others hear what a member has in hand
 
 # What a group of a topic is to be, if it is made by a subscription that does not say so itself.
 Default = Callable[[str], GroupOptions]
@@ -60,12 +64,14 @@ class Pumps:
         self._run = run
         self.subscriptions: set[LocalSubscription] = set()
         self.closed = False
-        self._clock = clock
+        self.clock = clock
         self._draw = draw
         self._observers = observers
         self._turns = Turns()
         self.slot = SuspectSlot()
         self._pumps: dict[GroupKey, Pump] = {}
+        self._told: list[MemberInfo] = []
+        self._teller: asyncio.Task[None] | None = None
 
     def __iter__(self) -> Iterator[GroupKey]:
         return iter(list(self._pumps))
@@ -100,7 +106,7 @@ class Pumps:
                 self.store,
                 key,
                 ttl,
-                self._clock,
+                self.clock,
                 self._draw,
                 self._observers,
                 self._pumps,
@@ -133,6 +139,40 @@ class Pumps:
             await subscription.find()
         lags = [await lag_of(self.store, key) for key in self]
         return sum(lags) + sum(one.is_leaving for one in self.subscriptions)
+
+    # -- who is subscribed -----------------------------------------------------------------------
+
+    def enter(self, subscription: LocalSubscription) -> None:
+        self.subscriptions.add(subscription)
+        self.tell()
+        if self._teller is None and self._by is None:
+            self._teller = asyncio.get_running_loop().create_task(self._keep_telling())
+
+    def leave(self, subscription: LocalSubscription) -> None:
+        self.subscriptions.discard(subscription)
+        self.tell()
+        if not self.subscriptions and self._teller is not None:
+            self._teller.cancel()
+            self._teller = None
+
+    def tell(self) -> None:
+        """Let others see what is subscribed to here, and what is in hand. A lease that belongs to
+        a handle has no member.
+        """
+        if self._by is not None:
+            return
+        found = [one.describe(self.store.member) for one in self.subscriptions]
+        if found != self._told:
+            try:
+                self.store.announce(found)
+            except TrunklineError as error:  # people look at it, nothing depends on it
+                logger.debug("nobody hears who is subscribed: %s", error)
+            self._told = found
+
+    async def _keep_telling(self) -> None:
+        while True:
+            await asyncio.sleep(_TELL_S)
+            self.tell()
 
     async def close(self) -> None:
         self.closed = True
@@ -231,6 +271,9 @@ class LocalSubscription:
         self._finder: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._known: set[str] = set()
+        self.client = ""  # behind a broker: who has the deliveries
+        self._since = 0.0
+        self._last = (0.0, 0.0)  # of the last delivery: monotonic, and epoch seconds
 
     async def __aenter__(self) -> Self:
         if self.inbox.life is not NEW:
@@ -238,7 +281,8 @@ class LocalSubscription:
         if self._home.closed:
             raise Closed("the bus is closed")
         self.inbox.life = OPEN
-        self._home.subscriptions.add(self)
+        self._since = self._home.clock.now().timestamp()
+        self._home.enter(self)
         self._home.store.watch()
         try:
             await self.find()
@@ -256,6 +300,24 @@ class LocalSubscription:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def describe(self, member: str) -> MemberInfo:
+        """What others may know of it."""
+        read_at = self.inbox.read_at
+        if read_at != self._last[0]:
+            wall = self._home.clock.now().timestamp() - (monotonic() - read_at)
+            self._last = (read_at, max(self._since, round(wall, 3)))
+        return MemberInfo(
+            topic=self._topic,
+            group=self._group,
+            member=member,
+            pid=os.getpid(),
+            host=os.uname().nodename,
+            since=round(self._since, 3),
+            in_flight=len(self.inbox.open),
+            last_delivery=self._last[1] if read_at else None,
+            client=self.client,
+        )
 
     # -- for readers -----------------------------------------------------------------------------
 
@@ -394,7 +456,7 @@ class LocalSubscription:
                     await pump.close()
                 except TrunklineError as error:  # it does not hold up the subscriber
                     logger.warning("what was settled last on %s may come again: %s", key, error)
-        home.subscriptions.discard(self)
+        home.leave(self)
 
     # -- pumps -----------------------------------------------------------------------------------
 

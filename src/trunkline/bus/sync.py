@@ -31,6 +31,7 @@ from trunkline.check import check_delay
 from trunkline.delivery.deadletters import Letter, Redrive
 from trunkline.errors import Closed, TrunklineError
 from trunkline.event import Bounds, Event, EventFields, Receipt, Record
+from trunkline.group.members import MemberInfo
 from trunkline.options import (
     GroupFields,
     GroupOptions,
@@ -191,6 +192,9 @@ class SyncBus:
 
     def groups(self, topic: str | None = None, group: str | None = None) -> list[GroupInfo]:
         return self.call(self.bus.groups(topic, group))
+
+    def members(self, topic: str | None = None, group: str | None = None) -> list[MemberInfo]:
+        return self.call(self.bus.members(topic, group))
 
     def lag(self, topic: str, group: str) -> int:
         return self.call(self.bus.lag(topic, group))

@@ -20,6 +20,7 @@ from trunkline.errors import NotFound, OutOfRange
 from trunkline.event import Bounds, Event, Receipt, Record
 from trunkline.features import Features
 from trunkline.group import Group
+from trunkline.group.members import MemberInfo
 from trunkline.names import GroupKey
 from trunkline.options import TopicOptions
 
@@ -159,6 +160,10 @@ class StoreLog(FarLog):
 
     def groups(self) -> list[GroupKey]:
         return sorted(self.call(self._store.groups()))
+
+    def listening(self) -> list[MemberInfo]:
+        found: list[MemberInfo] = self.call(self._store.members())
+        return found
 
     def has_group(self, key: GroupKey) -> bool:
         return key in self.groups()

@@ -28,6 +28,7 @@ from trunkline.delivery.deadletters import is_hidden
 from trunkline.errors import Corrupt, InvalidOption, NotFound, StorageError
 from trunkline.folder import Folder
 from trunkline.group import Group
+from trunkline.group.members import MemberInfo, count, select
 from trunkline.log import atomic, layout
 from trunkline.names import GroupKey, check_group, check_pattern, is_pattern, matches
 from trunkline.options import GroupOptions, differences
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
     from trunkline.bus import GroupInfo, Start
     from trunkline.cli.far import FarLog, StoreLog
 
-OPTIONAL = ("partition", "scheduled", "next_due", "leases", "waiting", "paused", "members")
+OPTIONAL = ("partition", "scheduled", "next_due", "leases", "waiting", "paused")
 _COLUMNS = (
     *("topic", "partition", "group", "floor", "lag", "scheduled", "next_due"),
     *("leases", "waiting", "paused", "members"),
 )
+_MEMBERS = ("pid", "host", "client", "since", "in_flight", "last_delivery")
 
 
 def register(commands: Commands[Any]) -> None:
@@ -90,8 +92,11 @@ def register(commands: Commands[Any]) -> None:
             parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
-def group_row(folder: Folder | StoreLog, key: GroupKey) -> dict[str, Any]:
-    """Where a group stands. ``members`` are those that hold records and are alive."""
+def group_row(
+    folder: Folder | StoreLog, key: GroupKey, listening: list[MemberInfo] | None = None
+) -> dict[str, Any]:
+    """Where a group stands. ``members`` are those that are subscribed, or hold records."""
+    known = folder.listening() if listening is None else listening
     first, end = folder.bounds(key.topic, key.partition)
     now, wall = folder.clock.monotonic(), folder.clock.now().timestamp()
 
@@ -108,7 +113,7 @@ def group_row(folder: Folder | StoreLog, key: GroupKey) -> dict[str, Any]:
             "leases": len(group.leases),
             "waiting": sum(at > now for at in group.waiting.values()),
             "paused": group.paused,
-            "members": len(group.holders()),
+            "members": count(known, key.topic, key.group, group.holders()),
         }
 
     return folder.look(key, look)
@@ -186,6 +191,7 @@ def _rows(
         assert not isinstance(log, Folder)
         return [info_row(one) for one in far_groups(log, args.topic, args.group)], OK
     rows, code = [], OK
+    listening = folder.listening()
     for key in folder.groups():
         if args.topic is not None and not matches(args.topic, key.topic):
             continue
@@ -194,7 +200,7 @@ def _rows(
         if is_hidden(key) and not (args.all or args.group):
             continue
         try:
-            rows.append(group_row(folder, key))
+            rows.append(group_row(folder, key, listening))
         except StorageError as error:
             out.note(str(error))
             code = ERROR
@@ -252,16 +258,28 @@ def run_info(args: argparse.Namespace) -> int:
                 info_row(one) | {"options": msgspec.to_builtins(one.policy)}
                 for one in _picked_far(log, args)
             ]
+            listening = log.call(log.bus.members(group=args.group))
         else:
             now = folder.clock.monotonic()
+            listening = folder.listening()
             rows = [
-                group_row(folder, key) | folder.look(key, lambda group: _inside(group, now))
+                group_row(folder, key, listening)
+                | folder.look(key, lambda group: _inside(group, now))
                 for key in _picked(folder, args)
             ]
+    for row in rows:
+        row["subscribed"] = _subscribed(listening, row["topic"], row["group"])
     if out.json:
         out.table(rows, ())
         return OK
     out.table(rows, _COLUMNS, optional=OPTIONAL)
+    if not any(row["subscribed"] for row in rows):
+        out.say("\nnobody is subscribed")
+    for topic in dict.fromkeys(row["topic"] for row in rows):
+        found = next(row["subscribed"] for row in rows if row["topic"] == topic)
+        if found:
+            out.say(f"\nsubscribed to {topic}")
+            out.table(found, _MEMBERS, optional=("client",))
     for row in rows:
         place = f"{row['topic']}/{row['partition']}"
         out.say(f"\n{place} {row['group']}")
@@ -276,6 +294,23 @@ def run_info(args: argparse.Namespace) -> int:
         if row.get("retrying"):
             out.table(row["retrying"], ("offset", "attempts", "seconds_left"))
     return OK
+
+
+def _subscribed(listening: list[MemberInfo], topic: str, group: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "pid": one.pid,
+            "host": one.host,
+            "client": one.client,
+            "since": datetime.fromtimestamp(one.since, UTC),
+            "in_flight": one.in_flight,
+            "last_delivery": None
+            if one.last_delivery is None
+            else datetime.fromtimestamp(one.last_delivery, UTC),
+            "member": one.member,
+        }
+        for one in select(listening, topic, group)
+    ]
 
 
 def _inside(group: Group, now: float) -> dict[str, Any]:

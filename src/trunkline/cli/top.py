@@ -103,7 +103,9 @@ def look(
         assert not isinstance(log, Folder)
         rows = [info_row(one) for one in far_groups(log, pattern)]
     else:
-        rows = [group_row(folder, key) for key in folder.groups() if not is_hidden(key)]
+        listening = folder.listening()
+        keys = [key for key in folder.groups() if not is_hidden(key)]
+        rows = [group_row(folder, key, listening) for key in keys]
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         key = (row["topic"], row["group"])
@@ -111,7 +113,8 @@ def look(
             continue
         counts[key] = counts.get(key, 0) + row["floor"]
         whole = groups.setdefault(key, {**row, "lag": 0, "leases": 0, "waiting": 0, "members": 0})
-        for name in ("lag", "leases", "waiting", "members"):
+        for name in ("lag", "leases", "waiting"):
             whole[name] += row[name]
+        whole["members"] = max(whole["members"], row["members"])
         whole["paused"] = whole["paused"] or row["paused"]
     return list(topics.values()), list(groups.values()), counts

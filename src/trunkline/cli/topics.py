@@ -199,7 +199,8 @@ def _group_rows(log: Folder | FarLog, topic: str) -> list[dict[str, Any]]:
         assert not isinstance(log, Folder)
         return [info_row(one) for one in far_groups(log, topic)]
     keys = [key for key in folder.groups() if key.topic == topic]
-    return [group_row(folder, key) for key in keys if not is_hidden(key)]
+    listening = folder.listening()
+    return [group_row(folder, key, listening) for key in keys if not is_hidden(key)]
 
 
 # -- changing ----------------------------------------------------------------------------------

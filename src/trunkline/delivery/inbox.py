@@ -69,7 +69,6 @@ class DeliveryInbox:
         "_ask",
         "_behind",
         "_queue",
-        "_read_at",
         "_runs",
         "ahead",
         "error",
@@ -82,6 +81,7 @@ class DeliveryInbox:
         "limit",
         "number",
         "open",
+        "read_at",
         "revoked",
         "slot",
         "waiting",
@@ -107,7 +107,7 @@ class DeliveryInbox:
         self._runs: dict[tuple[object, str], Run] = {}
         self._behind = 0  # deliveries behind others of their lane
         self._arrived = asyncio.Event()
-        self._read_at = 0.0
+        self.read_at = 0.0  # when a reader last got a delivery
 
     # -- for the source --------------------------------------------------------------------------
 
@@ -265,6 +265,7 @@ class DeliveryInbox:
 
     def _pop_run(self, found: list[Delivery], size: int) -> None:
         delivery, _ = self._queue.popleft()
+        self.read_at = monotonic()
         found.append(delivery)
         source = self.open.get(delivery)
         hands = None if source is None else source.in_hand
@@ -291,8 +292,8 @@ class DeliveryInbox:
             hands.begin(delivery.lease.offset)
         left = len(self._queue) + self._behind
         now = monotonic()  # real time, whatever the bus's clock
-        is_quick = now - self._read_at <= _SOON_S
-        self._read_at = now
+        is_quick = now - self.read_at <= _SOON_S
+        self.read_at = now
         if now - came > _SOON_S:  # it waited for long: its ack timeout begins anew
             self.ahead //= 2
             delivery.extend()

@@ -13,7 +13,6 @@ log that was cut or replaced no longer fits the digest and is read again from li
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -133,6 +132,8 @@ def make_event(
         (event_id + idempotency_key).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidEvent(f"not a JSON value: {error}") from error
+    import hashlib  # short commands do without it
+
     digest = hashlib.sha256(seed).hexdigest()[:12]
     return {
         "event_id": event_id or f"evt_{moment:%Y%m%dT%H%M%SZ}_{digest}",
@@ -574,6 +575,8 @@ def _seal(file: Any, mark: Mark) -> Mark:
     head = file.read(edge)
     file.seek(mark.byte - edge)
     tail = file.read(edge)
+    import hashlib
+
     return Mark(
         mark.line, mark.byte, hashlib.sha256(head).hexdigest(), hashlib.sha256(tail).hexdigest()
     )

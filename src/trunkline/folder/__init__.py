@@ -31,6 +31,7 @@ from trunkline.folder.reserve import Reserve
 from trunkline.folder.root import Root
 from trunkline.folder.topics import DEFAULT, FolderTopics
 from trunkline.group import Group
+from trunkline.group.members import MemberInfo
 from trunkline.log import atomic, layout
 from trunkline.log.head import Head
 from trunkline.log.reader import PartitionReader
@@ -289,6 +290,14 @@ class Folder:
 
     def is_alive(self, member: str) -> bool:
         return self._members.is_alive(member)
+
+    def announce(self, told: Sequence[MemberInfo]) -> None:
+        """Let others see what this process is subscribed to."""
+        self._members.announce(told)
+
+    def listening(self) -> list[MemberInfo]:
+        """What the living members are subscribed to."""
+        return self._members.listening()
 
     def heard(self, changes: Iterable[Change]) -> news.News:
         """The news in files that the kernel says have changed."""

@@ -8,7 +8,6 @@ it reaches. A new generation begins when the journal has grown large.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Callable, Iterator
 from random import getrandbits
@@ -26,8 +25,6 @@ from trunkline.group.changes import Anchored, AnyOp, Created, Edited, Paused, Re
 from trunkline.log import atomic, layout
 from trunkline.log.head import FORMAT, Head, decode
 from trunkline.options import GroupOptions
-
-logger = logging.getLogger(__name__)
 
 # A change that somebody asked for is durable when the call returns.
 _AT_ONCE = frozenset({Created, Edited, Paused, Redriven, Sought})
@@ -287,6 +284,9 @@ class GroupFile:
         if damaged:
             if not is_first_generation(self._journal.path):
                 raise snapshot.damaged(damaged, 0, "no intact snapshot is left")
+            import logging  # short commands do without it
+
+            logger = logging.getLogger(__name__)
             logger.warning("%s is damaged; the group is read from its journal", damaged)
         return 0, 0
 

@@ -1,27 +1,29 @@
 """The members of a bus: the processes that have it open and lease records.
 
 A member holds a lock on ``members/<name>`` as long as it lives. A file that is not locked is a
-member that is gone, so its leases are free. ``members/<name>.hand`` marks the records that its
-handlers have in hand.
+member that is gone, so its leases are free. The file tells what the member is subscribed to.
+``members/<name>.hand`` marks the records that its handlers have in hand.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from trunkline.errors import StorageError
 from trunkline.folder import in_hand
 from trunkline.folder.in_hand import GroupMarks, HandFile
+from trunkline.group.members import MemberInfo
 from trunkline.log import atomic
 from trunkline.names import GroupKey, is_handle
 
 
 class FolderMembers:
     def __init__(self, root: str, timeout_s: float) -> None:
-        self.own = secrets.token_hex(6)
+        self.own = os.urandom(6).hex()
         self._place = os.path.join(root, "members")
         self._timeout_s = timeout_s
         self._fd = -1
@@ -48,6 +50,34 @@ class FolderMembers:
                 self._fd = fd
             else:  # another process took the file for that of a member that is gone
                 os.close(fd)
+
+    def announce(self, told: Sequence[MemberInfo]) -> None:
+        """Write into this member's file what it is subscribed to. Only people read it: a device
+        that is full keeps nobody from working.
+        """
+        self.join()
+        body = msgspec.json.encode(told)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._fd, body, 0)
+            os.ftruncate(self._fd, len(body))
+
+    def listening(self) -> list[MemberInfo]:
+        """What the living members are subscribed to."""
+        found: list[MemberInfo] = []
+        try:
+            names = os.listdir(self._place)
+        except FileNotFoundError:  # a copy without its empty folders
+            return found
+        for name in names:
+            path = os.path.join(self._place, name)
+            if name.endswith(in_hand.SUFFIX) or not (name == self.own or self.is_alive(name)):
+                continue
+            for _ in range(3):  # it may be written at this moment
+                with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "rb") as file:
+                    body = file.read()
+                    found += msgspec.json.decode(body, type=list[MemberInfo]) if body else []
+                    break
+        return found
 
     def is_alive(self, member: str) -> bool:
         return is_handle(member) or atomic.is_locked(os.path.join(self._place, member))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterable
@@ -112,7 +111,7 @@ def replace_file(path: str, data: bytes) -> None:
 
 def stage_file(path: str, data: bytes) -> str:
     """Write a file that may be moved to ``path``; its name."""
-    temp = f"{path}.{secrets.token_hex(4)}.tmp"
+    temp = f"{path}.{os.urandom(4).hex()}.tmp"
     try:
         fd = open_file(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterable
@@ -97,6 +96,8 @@ def group_stem(topic: str, partition: int, group: str) -> str:
     mark = f"~{partition}" if partition else ""
     stem = f"{topic}{mark}__{group}"
     if len(stem) > _STEM_MAX:
+        import hashlib  # short commands do without it
+
         digest = hashlib.sha256(stem.encode()).hexdigest()[:32]
         stem = f"{stem[: _STEM_MAX - 33]}~{digest}"
     return f"offsets/{stem}"

@@ -217,6 +217,7 @@ async def _measure_group(bus: Bus, found: Families, info: GroupInfo, now: dateti
             next_due_s,
         ),
         "in_flight_records": ("Records in consumers' hands", info.leases),
+        "members": ("Members that are subscribed, idle ones too", info.members),
         "oldest_age_seconds": ("Age of the oldest record that is not settled", oldest_s),
     }
     for name, (about, value) in figures.items():

@@ -19,6 +19,7 @@ from trunkline.errors import Conflict, InvalidOption, Raced, TrunklineError
 from trunkline.event import Bounds, Event, Receipt, Record
 from trunkline.features import Features
 from trunkline.group import Group
+from trunkline.group.members import MemberInfo
 from trunkline.names import GroupKey, is_dead, partition_for
 from trunkline.options import (
     Limits,
@@ -140,6 +141,18 @@ class Store(Protocol):
         store keeps no marks, and every lease of a member that is gone counts as a try.
         """
         return None
+
+    told: Sequence[MemberInfo] = ()  # what this process is subscribed to
+
+    def announce(self, told: Sequence[MemberInfo]) -> None:
+        """Let other processes see what this one is subscribed to. A store that is not shared only
+        remembers it.
+        """
+        self.told = told
+
+    async def members(self) -> list[MemberInfo]:
+        """What the living members are subscribed to, also those that hold no record."""
+        return list(self.told)
 
     async def remove_group(self, key: GroupKey) -> None:
         """Remove the group; ``NotFound`` if there is none. Members that are at work for it begin

@@ -25,6 +25,7 @@ from trunkline.event import Bounds, Event, Receipt, Record
 from trunkline.features import Features
 from trunkline.folder import Folder, upkeep
 from trunkline.group import Group
+from trunkline.group.members import MemberInfo
 from trunkline.names import GroupKey
 from trunkline.options import StoreOptions, TopicOptions, make, merged
 from trunkline.store import Bell, InHand, Room, Store
@@ -125,6 +126,12 @@ class FileStore(Store):
 
     def in_hand(self, key: GroupKey) -> InHand | None:
         return self._ask(self.folder.in_hand, key)
+
+    def announce(self, told: Sequence[MemberInfo]) -> None:
+        self._ask(self.folder.announce, told)
+
+    async def members(self) -> list[MemberInfo]:
+        return self._ask(self.folder.listening)
 
     async def remove_group(self, key: GroupKey) -> None:
         self._ask(self.folder.remove_group, key)

@@ -213,6 +213,26 @@ class BusContract(BusFixtures):
             await self.check_quiet(one, clock)
         assert sorted(payloads(mine + yours)) == list(range(10))
 
+    async def test_an_idle_member_is_visible(self, bus: Bus) -> None:
+        await bus.publish("orders", 1)
+        assert await bus.members() == []
+        async with bus.subscribe("orders", group="billing") as stream:
+            (idle,) = await bus.members("orders", "billing")
+            assert (idle.topic, idle.group) == ("orders", "billing")
+            assert idle.pid > 0
+            assert idle.host
+            assert idle.since > 0
+            assert idle.last_delivery is None
+            assert (await bus.groups("orders", "billing"))[0].members == 1
+            (delivery,) = await self.now(stream, 1)
+            (busy,) = await bus.members("orders")
+            assert busy.in_flight >= 1
+            assert busy.last_delivery is not None
+            await delivery.ack()
+            assert await bus.members("others") == []
+            assert await bus.members(group="others") == []
+        assert await bus.members() == []
+
     async def test_every_partition_is_delivered(self, bus: Bus) -> None:
         self.need("partitions")
         await bus.define("orders", partitions=4)

@@ -44,6 +44,7 @@ from trunkline.event import Event, EventFields, Receipt, Record
 from trunkline.explain import spelt
 from trunkline.features import Features
 from trunkline.filters import to_filter
+from trunkline.group.members import MemberInfo, select
 from trunkline.names import (
     check_group,
     check_pattern,
@@ -457,6 +458,13 @@ class NatsBus(BusBase):
                     if group in (None, one):
                         found += await self._group(name, one)
         return found
+
+    async def members(self, topic: str | None = None, group: str | None = None) -> list[MemberInfo]:
+        if topic is not None:
+            check_pattern(topic)
+        if group is not None:
+            check_group(group)
+        return select((one.describe() for one in self.subscriptions), topic, group)
 
     async def _group(self, topic: str, group: str) -> list[GroupInfo]:
         """Where a group stands; ``NotFound`` if there is no such group."""

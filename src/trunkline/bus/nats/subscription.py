@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from time import monotonic
@@ -13,10 +14,12 @@ from typing import Protocol, Self
 from trunkline.bus import Delivery, DeliveryBatch, Outcome, Start
 from trunkline.bus.nats.membership import Membership, NatsRecord
 from trunkline.check import check_count, check_delay
+from trunkline.clock import Clock
 from trunkline.delivery.ahead import Ahead
 from trunkline.errors import Closed, InvalidFilter
 from trunkline.event import Event
 from trunkline.group import Lease
+from trunkline.group.members import MemberInfo
 from trunkline.names import is_dead, is_pattern, matches
 from trunkline.options import Flow, GroupOptions, OnConflict, TopicOptions
 
@@ -25,6 +28,7 @@ class _Home(Protocol):
     """The bus, as a subscription sees it."""
 
     subscriptions: set[NatsSubscription]
+    clock: Clock
 
     @property
     def is_closed(self) -> bool: ...
@@ -66,9 +70,24 @@ class NatsSubscription:
         self._finding = asyncio.Lock()
         self._error: BaseException | None = None
         self._entered = False
+        self._since = 0.0
+        self._last: float | None = None  # when a reader got a delivery
         self._draining = False
         self._closed = False
         self._left = asyncio.Event()
+
+    def describe(self) -> MemberInfo:
+        """What others may know of it."""
+        return MemberInfo(
+            topic=self.topic,
+            group=self.group,
+            member=f"{os.getpid():x}-{id(self):x}",
+            pid=os.getpid(),
+            host=os.uname().nodename,
+            since=self._since,
+            in_flight=len(self._hands) + len(self._queue),
+            last_delivery=self._last,
+        )
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -78,6 +97,7 @@ class NatsSubscription:
         if self._home.is_closed:
             raise Closed("the bus is closed")
         self._entered = True
+        self._since = self._home.clock.now().timestamp()
         self._home.subscriptions.add(self)
         try:
             await self.find(first=True)
@@ -190,6 +210,7 @@ class NatsSubscription:
         delivery = Delivery(held.record, lease, self.group, self._settle, self._extend)
         held.delivery = delivery
         self._hands[delivery] = held
+        self._last = self._home.clock.now().timestamp()
         if not left or left == self._ahead.limit // 2:
             self._refill()
         return delivery

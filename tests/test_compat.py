@@ -559,11 +559,12 @@ print(AttentionGate(scorer=lambda *a: 1 / 0).decide(plain), len(CognitiveEventTy
 async def main():
     async with EventBus() as bus:
         writer = WriteHandler(bus)
-        meta = EventMeta("ingest", "T", "home")
+        meta = EventMeta("ingest", "T", "home", actor="phone", band="RED", caps=["pci"])
         done = await writer.handle(Event(meta, {"subject": "alice", "content": {"likes": "tea"}}))
         mind = writer.inner.consolidator
         run = await mind.run()
-        print(done.encoded.topic, run.ok, len(mind.view.recall("alice", "home")))
+        (memory,) = mind.view.recall("alice", "home")
+        print(done.encoded.topic, run.ok, memory.band, *memory.caps)
 asyncio.run(main())
 """
 
@@ -572,5 +573,5 @@ def test_gate_types_and_write_handler_are_there(tmp_path: Path) -> None:
     assert run(GATE, tmp_path).splitlines() == [
         "['boost'] ['admit']",
         "admit 15",
-        "hippo True 1",
+        "hippo True RED pci",
     ]

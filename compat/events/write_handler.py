@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from events.bus import EventBus
-from events.types import Event
+from events.types import Event, to_bus
 from trunkline.cognition.options import MemoryOptions
 from trunkline.cognition.writing import Redact, Written
 from trunkline.cognition.writing import WriteHandler as _WriteHandler
@@ -20,16 +20,19 @@ class WriteHandler:
         self.inner = _WriteHandler(bus._bus, options, redact=redact)
 
     async def handle(self, event: Event) -> Written:
-        payload = event.payload
+        payload, plain = event.payload, to_bus(event)
         more: dict[str, Any] = {}
         if "confidence" in payload:
             more["confidence"] = payload["confidence"]
         return await self.inner.write(
             payload["subject"],
             payload["content"],
-            space=event.meta.space_id,
-            id=event.meta.event_id,
-            valid_at=event.meta.ts,
-            trace=event.meta.trace_id,
+            space=plain.space,
+            id=plain.id,
+            valid_at=plain.ts,
+            actor=plain.actor,
+            band=plain.band,
+            caps=plain.caps,
+            trace=plain.trace,
             **more,
         )

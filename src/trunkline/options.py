@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from shlex import quote
 from typing import (
     Annotated,
     Any,
@@ -134,7 +135,7 @@ def check_on_conflict(on_conflict: object) -> None:
 def other_policy(topic: str, group: str, have: Options, want: Options) -> Conflict:
     changes = differences(have, want)
     told = (f"{option} {old} -> {new}" for option, old, new in changes)
-    flags = (f"--{option.replace('_', '-')} {new}" for option, _, new in changes)
+    flags = (f"--{option.replace('_', '-')} {quote(str(new))}" for option, _, new in changes)
     name = f"group {group} on {topic}" if group else "the group"
     return Conflict(
         f"{name} has another policy: {', '.join(told)}",

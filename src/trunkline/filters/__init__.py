@@ -70,16 +70,22 @@ def bounded(text: object, what: str) -> str:
     return text
 
 
+def made(run: Filter, maker: str, *arguments: object) -> Filter:
+    """Note how a filter was made: by that the members of a group compare it; see ``named``."""
+    run.made_by = (maker, arguments)  # type: ignore[attr-defined]
+    return run
+
+
 def all_of(*filters: Filter) -> Filter:
-    return lambda event: all(wanted(event) for wanted in filters)
+    return made(lambda event: all(wanted(event) for wanted in filters), "all_of", *filters)
 
 
 def any_of(*filters: Filter) -> Filter:
-    return lambda event: any(wanted(event) for wanted in filters)
+    return made(lambda event: any(wanted(event) for wanted in filters), "any_of", *filters)
 
 
 def not_(wanted: Filter) -> Filter:
-    return lambda event: not wanted(event)
+    return made(lambda event: not wanted(event), "not_", wanted)
 
 
 def jsonpath(expression: str) -> Filter:
@@ -96,7 +102,7 @@ def jsonpath(expression: str) -> Filter:
         return _search(pattern, text, "the JSONPath", limit_s)
 
     found = compile_query(bounded(expression, "a JSONPath"), search, MATCH_S)
-    return lambda event: found(event.payload)
+    return made(lambda event: found(event.payload), "jsonpath", expression)
 
 
 def field(path: str, value: Any = None, mode: Mode = "exact") -> Filter:
@@ -115,8 +121,8 @@ def field(path: str, value: Any = None, mode: Mode = "exact") -> Filter:
         return found is not MISSING and test(found)
 
     if mode == "exists" and value is False:
-        return not_(run)
-    return run
+        return not_(made(run, "field", path, None, mode))
+    return made(run, "field", path, value, mode)
 
 
 def _field_getter(path: str) -> Callable[[Event], Any]:

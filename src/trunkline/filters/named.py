@@ -1,21 +1,29 @@
 """The text by which members of a group compare their filters.
 
-A condition is its own text. A function has a name, ``py:module:function``: a function that has no
-name in its module is described by its place and the values that it closes over.
+A condition is its own text. A function has a name, ``py:module:function``. A filter made by
+``trunkline.filters`` is described by what made it, and any other function without a name in its
+module by its place, a digest of its code and the values that it closes over. The text is the same
+in each process that runs the same code, and no address in memory is part of it.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
+from types import CodeType
 from typing import Any
 from weakref import WeakValueDictionary
+from zlib import crc32
 
 from trunkline.errors import InvalidFilter
 from trunkline.filters import Filter, check_filter, to_filter
 
 _PREFIX = "py:"
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _known: WeakValueDictionary[str, Any] = WeakValueDictionary()  # functions of this process
 _kept: dict[str, Filter] = {}
 
@@ -44,9 +52,9 @@ def filter_named(name: str) -> Filter:
         return known
     module, _, path = name.removeprefix(_PREFIX).partition(":")
     try:
-        if "<" in path or "@" in path:
+        if any(mark in name for mark in "<@("):  # it is described, and not named
             raise AttributeError(path)
-        value: Any = import_module(module)
+        value: Any = import_module("__main__" if module == _program() else module)
         for part in path.split("."):
             value = getattr(value, part)
     except (ImportError, AttributeError):
@@ -61,16 +69,44 @@ def filter_named(name: str) -> Filter:
 
 
 def _describe(value: Callable[..., Any]) -> str:
+    made_by = getattr(value, "made_by", None)
+    if made_by is not None:
+        maker, arguments = made_by
+        return f"{maker}({', '.join(map(_value, arguments))})"
+    if isinstance(value, partial):
+        given = [*value.args, *sorted(value.keywords.items())]
+        return f"partial({', '.join(map(_value, (value.func, *given)))})"
     module = getattr(value, "__module__", None) or type(value).__module__
     path = getattr(value, "__qualname__", None)
-    if path is None:
-        return f"{module}:{type(value).__qualname__}@{value!r}"
+    place = _program() if module == "__main__" else module
+    if path is None:  # an object that can be called
+        code = getattr(type(value).__call__, "__code__", None)
+        state = sorted(getattr(value, "__dict__", {}).items())
+        told = ", ".join(f"{name}={_value(one)}" for name, one in state)
+        return f"{place}:{type(value).__qualname__}@{_digest(code)}({told or _value(repr(value))})"
     if _is_found(module, path, value):
-        return f"{module}:{path}"
-    code = getattr(value, "__code__", None)
-    line = code.co_firstlineno if code is not None else 0
+        return f"{place}:{path}"
     cells = [_content(cell) for cell in getattr(value, "__closure__", None) or ()]
-    return f"{module}:{path}@{line}({', '.join(cells)})"
+    return f"{place}:{path}@{_digest(getattr(value, '__code__', None))}({', '.join(cells)})"
+
+
+def _program() -> str:
+    """The name of the module that was started: two programs are both ``__main__``."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    name = spec.name if spec is not None else os.path.basename(getattr(main, "__file__", "") or "")
+    return f"__main__[{name}]"
+
+
+def _digest(code: CodeType | None) -> str:
+    return "" if code is None else f"{crc32(_parts(code).encode()):08x}"
+
+
+def _parts(code: CodeType) -> str:
+    constants = [
+        _parts(one) if isinstance(one, CodeType) else _value(one) for one in code.co_consts
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
 def _is_found(module: str, path: str, value: object) -> bool:
@@ -82,13 +118,16 @@ def _is_found(module: str, path: str, value: object) -> bool:
 
 def _content(cell: Any) -> str:
     try:
-        value = cell.cell_contents
+        return _value(cell.cell_contents)
     except ValueError:
         return "?"
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_value(one) for one in value)}]"
-    return _value(value)
 
 
 def _value(value: Any) -> str:
-    return _describe(value) if callable(value) else repr(value)
+    if callable(value):
+        return _describe(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(_value, value)))}}}"
+    return _ADDRESS.sub("", repr(value))

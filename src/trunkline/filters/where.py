@@ -20,7 +20,7 @@ from trunkline.errors import InvalidFilter
 from trunkline.event import Event, Record
 from trunkline.explain import nearest
 from trunkline.fields import FIELDS
-from trunkline.filters import MISSING, Filter, bounded, need, read_time
+from trunkline.filters import MISSING, Filter, bounded, made, need, read_time
 from trunkline.filters.work import METER
 
 DEPTH_MAX: Final = 16  # of nested brackets and operators
@@ -104,7 +104,7 @@ class Where:
             finally:
                 METER.units += WORK_MAX - work.left
 
-        return wanted
+        return made(wanted, "where", self.text)
 
 
 def compile_where(text: str) -> Filter:

@@ -93,6 +93,27 @@ async def test_a_nack_brings_back_a_record_that_only_another_ack_covered(
     await until(lambda: _is(floor(broker), 3))
 
 
+async def test_an_ack_of_its_own_makes_final_what_another_covered(one: Peer) -> None:
+    for n in range(3):
+        await one.ask("PUBLISH", topic="t", payload=n)
+    await one.subscribe("t", "g", policy=QUICK)
+    found = [await one.hear("MESSAGE") for _ in range(3)]
+    assert (await one.ask("ACK", **_place(found[2])))["count"] == 3
+    assert (await one.ask("ACK", **_place(found[0])))["count"] == 0
+    assert (await one.ask("NACK", **_place(found[0])))["count"] == 0
+    assert (await one.ask("NACK", **_place(found[1])))["count"] == 1
+
+
+async def test_an_ack_that_names_offsets_covers_no_others(one: Peer) -> None:
+    for n in range(3):
+        await one.ask("PUBLISH", topic="t", payload=n)
+    await one.subscribe("t", "g", policy=QUICK)
+    found = [await one.hear("MESSAGE") for _ in range(3)]
+    assert (await one.ask("ACK", **_place(found[0]), offsets=[3]))["count"] == 2
+    assert (await one.ask("NACK", **_place(found[1]), delay_s=60))["count"] == 1
+    assert (await one.ask("NACK", **_place(found[1]), delay_s=60))["count"] == 0, "it failed once"
+
+
 async def _is(found: Any, wanted: int) -> bool:
     return bool(await found == wanted)
 

@@ -250,8 +250,8 @@ def test_a_repeated_warning_is_thinned() -> None:
         if thinned.filter(record):
             said.append(record.getMessage())
 
-    for number in range(5):
-        say(logging.ERROR, "disk %d is full", number)
+    for _ in range(5):
+        say(logging.ERROR, "disk %d is full", 0)
     say(logging.INFO, "hello")
     say(logging.INFO, "hello")
     now[0] = 11.0
@@ -259,11 +259,22 @@ def test_a_repeated_warning_is_thinned() -> None:
     assert said == ["disk 0 is full", "hello", "hello", "disk 9 is full (and 4 more like it)"]
 
 
+def test_a_denial_of_one_agent_does_not_hide_that_of_another() -> None:
+    thinned = Thinned(lambda: 0.0)
+    passed = []
+    for agent in ["bob", "bob", "eve", *(f"agent{n}" for n in range(1000))]:
+        record = logging.LogRecord("x", logging.WARNING, "", 0, "denied: %s", (agent,), None)
+        if thinned.filter(record):
+            passed.append(agent)
+    assert passed[:2] == ["bob", "eve"]
+    assert len(passed) == 20, "nobody fills the log by asking under many names"
+
+
 def test_a_line_of_the_log_is_json() -> None:
     record = logging.LogRecord("trunkline", logging.WARNING, "", 0, "denied: %s", ("bob",), None)
     record.agent = "bob"
     row = json.loads(JsonLines().format(record))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}", row.pop("ts"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", row.pop("ts"))
     assert row == {
         "level": "warning",
         "logger": "trunkline",

@@ -5,8 +5,11 @@ in units of work and not in time.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -90,3 +93,53 @@ async def test_a_costly_condition_gives_the_loop_back(
         await read(broker, one)
     assert METER.units - before >= 10 * SHARE, "each record was looked at"
     assert most[0] <= 2 * SHARE + 2 * each
+
+
+DOORS = {
+    "subscribe": 'await one.subscribe("t", "g", where=CONDITION)',
+    "page": 'await http.get("/topics/t/events", params={"where": CONDITION})',
+    "tail": 'await http.get("/topics/t/tail", params={"where": CONDITION, "limit": "1", '
+    '"from": "earliest"})',
+    "fetch": 'await http.post("/topics/t/groups/g/fetch", json={"where": CONDITION})',
+    "redrive": 'await http.post("/topics/t/dlq/redrive", json={"where": CONDITION})',
+}
+LOADING = """
+import asyncio, sys, threading
+import httpx
+from broker.client import peer
+from trunkline.broker.server import Broker
+from trunkline.options import BrokerOptions
+
+CONDITION = "payload = 1"
+by = []
+
+class Spy:
+    def find_spec(self, name, path=None, target=None):
+        if name == "sqlglot":
+            by.append(threading.current_thread() is threading.main_thread())
+
+async def main():
+    options = BrokerOptions(url="memory:", port=0, metrics_s=0)
+    async with Broker(options) as broker, peer(broker.url) as one:
+        base = broker.url.replace("ws", "http", 1)
+        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as http:
+            await http.post("/topics/t/events", json={"payload": 1})
+            sys.meta_path.insert(0, Spy())
+            assert not by and "sqlglot" not in sys.modules
+            DOOR
+    assert by == [False], by
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_the_parser_of_conditions_is_not_loaded_in_the_loop(door: str) -> None:
+    """It takes a second on a busy machine, in which nobody would be answered."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", LOADING.replace("DOOR", DOORS[door])),
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, error = await process.communicate()
+    assert process.returncode == 0, error.decode()[-2000:]

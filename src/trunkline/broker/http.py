@@ -131,7 +131,10 @@ class Ask:
         body = await self.bytes()
         if ALIASES.keys() & set(kind.__struct_encode_fields__):
             body = _encode(our_names(decoded(body, Any)))
-        return decoded(body, kind)
+        found = decoded(body, kind)
+        if getattr(found, "where", None) is not None:
+            await self.hub.load_conditions()
+        return found
 
     def require(self, action: access.Action, topic: str, group: str = "") -> None:
         self.hub.require(self.who, action, topic, group)
@@ -362,6 +365,8 @@ def application(hub: Hub, gate: Gate) -> Any:
                 wait_s = hub.rate(who)
                 if wait_s:
                     raise TrunklineError("too many requests", code="rate", retry_s=wait_s)
+                if "where" in request.query_params:
+                    await hub.load_conditions()
                 return await endpoint.handler(Ask(hub, request, who))
             except TrunklineError as error:
                 if status_of(error) >= 500 and status_of(error) != 501:

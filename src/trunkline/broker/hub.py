@@ -26,8 +26,9 @@ from trunkline.broker.tokens import Rights
 from trunkline.broker.topic_rules import Configs
 from trunkline.bus.local import LocalBus
 from trunkline.bus.once import publish_once
-from trunkline.errors import Closed, Denied, TrunklineError
+from trunkline.errors import Closed, Denied, InvalidFilter, TrunklineError
 from trunkline.event import Event, Receipt, Record
+from trunkline.filters.where import compile_where
 from trunkline.guard.policy import Action, Question, Ruling
 from trunkline.guard.policy_guard import PolicyFile
 from trunkline.names import SYSTEM_PREFIX
@@ -110,6 +111,7 @@ class Hub:
         self._keeper: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._unread: set[object] = set()  # what could not be read the last time
+        self._parser: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         await self.rights.refresh()
@@ -206,6 +208,14 @@ class Hub:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def load_conditions(self) -> None:
+        """Be ready to read a ``where``. Its parser takes long to load, once, and in the loop nobody
+        would be answered meanwhile; most brokers never need it.
+        """
+        if self._parser is None:
+            self._parser = asyncio.ensure_future(asyncio.to_thread(_load_parser))
+        await asyncio.shield(self._parser)
 
     def rate(self, who: Principal) -> float:
         """Seconds to wait, if this agent asks for too much."""
@@ -396,3 +406,8 @@ class Hub:
             "subscriptions": sum(session.subscriptions for session in self.sessions),
             "inflight": sum(session.inflight for session in self.sessions),
         }
+
+
+def _load_parser() -> None:
+    with contextlib.suppress(InvalidFilter):  # it is not installed: who sends a condition is told
+        compile_where("key = ''")

@@ -24,7 +24,7 @@ from trunkline.batcher import Batcher
 from trunkline.broker.hub import Hub
 from trunkline.broker.publisher import Publisher
 from trunkline.broker.subscriber import Held, Subscriber
-from trunkline.bus import Outcome
+from trunkline.bus import Delivery, Outcome
 from trunkline.delivery.deadletters import TRACEBACK
 from trunkline.delivery.suspects import SuspectSlot
 from trunkline.errors import (
@@ -316,6 +316,8 @@ class Session:
         if len(self._subscribers) >= self.hub.options.subscriptions:
             raise Conflict("too many subscriptions on one connection", code="too_many")
         self.require("subscribe", frame.topic, frame.group)
+        if frame.where is not None:
+            await self.hub.load_conditions()
         subscriber = Subscriber(self, frame)
         await subscriber.start()
         try:
@@ -344,6 +346,8 @@ class Session:
         op = self._ops.get(frame.op)
         if op is None:
             raise ProtocolError(f"there is no {frame.op[:40]!r} to call", code="bad_frame")
+        if "where" in frame.args:
+            await self.hub.load_conditions()
         result = await op(self, frame.args)
         self.tell(Ok(corr=frame.corr, result=result))
 
@@ -355,14 +359,16 @@ class Session:
         """
         held = self.held.get((frame.topic, frame.partition, frame.group))
         count = 0
+        first = held.get(frame.offset) if held else None
+        if first is None:  # an ack of its own makes final what that of another covered
+            self._uncover(frame)
         if held:
-            first = held.get(frame.offset)
             chosen = first.subscriber.acked(first) if first is not None else []
             for offset in frame.offsets or ():
                 one = held.get(offset)
                 if one is not None and one not in chosen:
                     chosen.append(one)
-                    one.subscriber.acked(one)
+                    one.subscriber.heard_of(one)  # it alone: to name offsets is to ack each
             for one in chosen:
                 count += self.finish(one, Outcome.ACK)
             for subscriber in {one.subscriber for one in chosen}:
@@ -376,7 +382,7 @@ class Session:
         reason = frame.reason or "nack"
         count = 0
         if one is not None:
-            one.subscriber.nacked(one)
+            one.subscriber.heard_of(one)
             count += self.finish(one, outcome, frame.delay_s, reason)
             one.subscriber.refill()
         else:
@@ -386,14 +392,22 @@ class Session:
 
     def _bring_back(self, frame: Nack, outcome: Outcome, reason: str) -> int:
         """A NACK of a record that only the ACK of another one covered."""
+        found = self._uncover(frame)
+        if found is None:
+            return 0
+        subscriber, delivery = found
+        subscriber.subscription.bring_back(delivery, outcome, frame.delay_s, reason)
+        return 1
+
+    def _uncover(self, frame: Ack | Nack) -> tuple[Subscriber, Delivery] | None:
+        """The record of this frame, if only the ACK of another one covered it. It is no longer."""
         for subscriber in self._subscribers.values():
             if not subscriber.upto or subscriber.frame.group != frame.group:
                 continue
             delivery = subscriber.uncover(frame.topic, frame.partition, frame.offset)
             if delivery is not None:
-                subscriber.subscription.bring_back(delivery, outcome, frame.delay_s, reason)
-                return 1
-        return 0
+                return subscriber, delivery
+        return None
 
     def _extend(self, frame: Extend) -> None:
         one = self.held.get((frame.topic, frame.partition, frame.group), {}).get(frame.offset)

@@ -205,7 +205,8 @@ class Subscriber:
         self._sent.speak(one)
         return found  # type: ignore[return-value]
 
-    def nacked(self, one: Held) -> None:
+    def heard_of(self, one: Held) -> None:
+        """The client spoke of this frame alone."""
         self._sent.speak(one)
 
     def uncover(self, topic: str, partition: int, offset: int) -> Delivery | None:

@@ -151,6 +151,17 @@ def test_rotation_seals_with_the_new_key_and_opens_with_the_old(ring: KeyRing, s
     assert len(ring.keys_of("s")) == 2
 
 
+def test_a_key_is_rotated_hundreds_of_times_and_every_process_sees_each_at_once(
+    ring: KeyRing, source: str
+) -> None:
+    other, first = KeyRing(ring.path, source), ring.newest("home")
+    for _ in range(450):
+        key = ring.rotate("home")
+        assert other.newest("home") == key
+    keys = KeyRing(ring.path, source).keys_of("home")
+    assert (len(keys), keys[0], keys[-1]) == (451, first, key)
+
+
 def test_a_payload_opens_for_its_own_event_alone(ring: KeyRing) -> None:
     text = sealed(ring)
     for place in ({"id": "id-2", "topic": "orders"}, {"id": "id-1", "topic": "other"}):

@@ -20,6 +20,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -42,6 +43,7 @@ _LOCK_S: Final = 10.0
 _COMMAND_S: Final = 30.0
 _CHECK: Final = b"trunkline key ring"
 _CTY: Final = "jwk-set+json"
+_SET_BYTES: Final = 1 << 28  # of one encrypted set of keys
 
 
 class Key(NamedTuple):
@@ -377,12 +379,19 @@ class KeyRing:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process at a time changes a ring."""
+        """One process at a time changes a ring. Others see by the folder's time that it changed, so
+        that moves on even if the clock of the file system has not.
+        """
         path = os.path.join(self.path, "ring.lock")
         fd = atomic.open_file(path, os.O_RDWR | os.O_CREAT)
         try:
             atomic.lock(fd, _LOCK_S, path)
-            yield
+            before = os.stat(self.path).st_mtime_ns
+            try:
+                yield
+            finally:
+                if os.stat(self.path).st_mtime_ns <= before:
+                    os.utime(self.path, ns=(before + 1, before + 1))
         finally:
             os.close(fd)
 
@@ -439,8 +448,18 @@ def _wrapped(plain: bytes, key: bytes, header: dict[str, Any]) -> str:
     """A compact JWE with a content key of its own, wrapped by ``key`` (A256KW)."""
     jwe, oct_key = load_extra("joserfc.jwe", EXTRA), load_extra("joserfc.jwk", EXTRA).OctKey
     protected = {"alg": "A256KW", "enc": "A256GCM", **header}
-    text: str = jwe.encrypt_compact(protected, plain, oct_key.import_key(key))
+    text: str = jwe.encrypt_compact(protected, plain, oct_key.import_key(key), registry=_registry())
     return text
+
+
+@cache
+def _registry() -> Any:
+    """What a ring's files are sealed with. The library opens no more than 64 KiB by itself: a key
+    that is rotated every day is over that in 14 months.
+    """
+    found = load_extra("joserfc.jwe", EXTRA).JWERegistry(algorithms=["A256KW", "A256GCM"])
+    found.max_ciphertext_length = _SET_BYTES
+    return found
 
 
 def _unwrap(text: str, key: bytes) -> bytes | None:
@@ -453,9 +472,10 @@ def _unwrap(text: str, key: bytes) -> bytes | None:
         ValueError,
     )
     try:
-        plain: bytes = jwe.decrypt_compact(text, oct_key.import_key(key)).plaintext
+        opened = jwe.decrypt_compact(text, oct_key.import_key(key), registry=_registry())
     except failed:
         return None
+    plain: bytes = opened.plaintext
     return plain
 
 

@@ -42,6 +42,50 @@ async def test_a_group_parks_a_bounded_number_of_delayed_records(url: str) -> No
     assert sorted(map(str, got)) == ["1", "2", "now"]
 
 
+async def test_a_delayed_record_has_all_of_its_tries(bus: NatsBus) -> None:
+    policy = GroupOptions(max_retries=2, backoff_base_s=0.0)
+    await bus.publish("orders", 1, delay_s=0.6)
+    async with bus.subscribe("orders", group="billing", policy=policy) as stream:
+        tries = []
+        for _ in range(3):
+            (delivery,) = await take(stream, 1)
+            tries.append(delivery.attempt)
+            await delivery.nack()
+        async with asyncio.timeout(20):
+            while not (found := [one async for one in bus.dead_letters("orders").letters()]):
+                await asyncio.sleep(0.02)
+    assert (tries, found[0].attempts) == ([1, 2, 3], 3)
+
+
+async def test_a_delayed_record_that_another_member_saw_early_is_not_given_up(
+    bus: NatsBus, url: str
+) -> None:
+    """Each member sees some records before they are due; any of them gets them then."""
+    policy = GroupOptions(max_retries=0, ordering="none")
+    await bus.publish_many("orders", list(range(20)), delay_s=1.0)
+    async with (
+        NatsBus(url) as other,
+        bus.subscribe("orders", group="billing", policy=policy) as mine,
+        other.subscribe("orders", group="billing", policy=policy) as theirs,
+    ):
+        got: list[Any] = []
+
+        async def consume(stream: Any) -> None:
+            async for delivery in stream:
+                got.append(delivery.attempt)
+                await delivery.ack()
+
+        tasks = [asyncio.ensure_future(consume(stream)) for stream in (mine, theirs)]
+        async with asyncio.timeout(20):
+            while len(got) < 20:
+                await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert got == [1] * 20
+    assert [one async for one in bus.dead_letters("orders").letters()] == []
+
+
 async def test_a_seek_moves_a_group_and_its_members(bus: NatsBus) -> None:
     await bus.publish_many("orders", [1, 2, 3])
     async with bus.subscribe("orders", group="billing") as stream:

@@ -64,6 +64,7 @@ class NatsRecord:
         "attempt",
         "delivery",
         "due",
+        "early",
         "offset",
         "record",
         "reply",
@@ -76,6 +77,7 @@ class NatsRecord:
         self.offset = record.offset
         self.reply = reply
         self.attempt = attempt
+        self.early = 0  # deliveries before it was due: they are no tries
         self.again = again  # how often the record was redriven; 0 if it came from the log
         self.touched = now  # when the server last heard of it
         self.due = float("inf")  # when its holder runs out of time
@@ -144,6 +146,7 @@ class Membership:
         self._hands: set[NatsRecord] = set()
         self._given_up: list[NatsRecord] = []
         self._parked: dict[tuple[int, int], tuple[float, int]] = {}  # until when, how often
+        self._early: dict[tuple[int, int], tuple[float, int]] = {}  # of delayed records that failed
         self._held_back: dict[int, float] = {}  # partitions whose keys wait for an earlier member
         self._counts: dict[int, int] = {}  # of each partition: the consumer's last delivery
         self._work: set[asyncio.Task[None]] = set()
@@ -283,16 +286,25 @@ class Membership:
                 seat.fail(error)
             self._sender.send(message.reply, _nak(_AFTER_TROUBLE_S))
             return
-        _, early = self._parked.pop((partition, offset), (0.0, 0))
+        due = record.event.not_before
+        early = 0 if due is None else self._early_of((partition, offset), attempt)
         held = NatsRecord(record, message.reply, attempt - early, 0, _now())
+        held.early = early
         if self._closing:
             self._nak(held, 0.0)
             return
-        due = record.event.not_before
         if due is not None and (wait := due - self._clock.now()) > timedelta(0):
             self._park(held, wait.total_seconds() + _EARLY_S, early + 1)
             return
         self._admit(held)
+
+    def _early_of(self, place: tuple[int, int], attempt: int) -> int:
+        """How many deliveries of a delayed record came before it was due. Another member that
+        parked it does not say so: then one did.
+        """
+        failed, parked = self._early.pop(place, None), self._parked.pop(place, None)
+        known = parked or failed
+        return known[1] if known is not None else min(1, attempt - 1)
 
     def _came_again(self, message: Msg) -> None:
         attempt, _, _ = _numbers(message.reply)
@@ -426,6 +438,9 @@ class Membership:
             return
         if delay_s is None:
             delay_s = backoff_s(self.policy, held.attempt, random.random())
+        if held.early or held.record.event.not_before is not None:
+            place = (held.record.partition, held.offset)
+            self._early[place] = (_now() + delay_s, held.early)
         self._nak(held, delay_s)
 
     def _settled(self, held: NatsRecord) -> None:
@@ -493,8 +508,9 @@ class Membership:
             waiting = [*self._ready, *(one for lane in self._lanes.values() for one in lane)]
             for held in [one for one in [*waiting, *self._hands] if one.touched < stale]:
                 self._touch(held)
-            for place in [at for at, (until, _) in self._parked.items() if until + 60 < now]:
-                del self._parked[place]  # another member has it
+            for places in (self._parked, self._early):
+                for place in [at for at, (until, _) in places.items() if until + 60 < now]:
+                    del places[place]  # another member has it
             self.offer()
             self.refill()
 
@@ -541,11 +557,9 @@ class Membership:
         for lane in [lane for lane in self._first if partition in (None, lane[0])]:
             del self._first[lane]
             self._next_of(lane)
-        self._parked = {
-            at: until
-            for at, until in self._parked.items()
-            if partition is not None and at[0] != partition
-        }
+        for places in (self._parked, self._early):
+            for at in [at for at in places if partition in (None, at[0])]:
+                del places[at]
         self.refill()
 
     def _gone(self, text: str) -> None:

@@ -192,6 +192,29 @@ async def test_why_tells_what_a_gate_decided(
     assert "deferred for group g as attention.deferred.g@1" in capsys.readouterr().out
 
 
+async def test_why_follows_a_record_that_was_deferred_to_its_dead_letter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"file:{tmp_path / 'bus'}"
+    async with trunkline.connect(url, audit=1.0) as bus:
+        options = GateOptions(defer_s=0.01)
+        gate = AttentionGate(bus, options, scorer=lambda event, scene: event.payload)
+
+        @gate.on("t", group="g", policy=trunkline.GroupOptions(max_retries=1, backoff_base_s=0.0))
+        async def handle(event: Event) -> None:
+            raise RuntimeError("broken")
+
+        id_ = (await bus.publish("t", 0.4)).id
+        while not [one async for one in bus.dead_letters("attention.deferred.g").letters()]:
+            await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(main, ["why", id_, "--url", url]) == 0
+    shown = capsys.readouterr().out
+    assert "deferred for group g as attention.deferred.g@1" in shown
+    assert "attempt 2" in shown
+    assert "audit: nack (group g, attempt 1" in shown
+    assert "of group g, attempts 2, retries: RuntimeError: broken (now open)" in shown
+
+
 async def test_why_tells_of_an_event_that_was_never_appended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

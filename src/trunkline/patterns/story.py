@@ -17,7 +17,7 @@ import msgspec
 from trunkline.delivery.deadletters import read_letter
 from trunkline.errors import NotFound
 from trunkline.event import Record
-from trunkline.names import is_dead
+from trunkline.names import DEAD_SUFFIX, is_dead
 
 ATTENTION: Final = "system.attention"
 DEFERRED: Final = "attention.deferred."
@@ -51,18 +51,23 @@ def tell(bus: Any, path: str, id_: str) -> Story:
     topics = bus.topics()
     mine: Record | None = None
     about: list[Record] = []
+    copy = f"{id_}@"  # with the group: the id of a copy that a gate deferred
     for topic, options in topics.items():
         for partition in range(options.partitions):
             for record in _records(bus, topic, partition):
+                cause = record.event.cause or ""
                 if record.event.id == id_ and mine is None:
                     mine = record
-                elif record.event.cause == id_:
+                elif cause == id_ or cause.startswith(copy):
                     about.append(record)
-    steps = [_published(mine), *_journal_steps(path, mine)] if mine is not None else []
-    letters = _letters(bus, mine, about)
+    copies = [r for r in about if r.topic.startswith(DEFERRED) and not is_dead(r.topic)]
+    steps = [] if mine is None else [_published(mine)]
+    for record in [*([] if mine is None else [mine]), *copies]:
+        steps += _journal_steps(path, record)
+    letters = _letters(bus, about)
     steps += [_consequence(record, letters) for record in about]
     if AUDIT in topics:
-        steps += _audited(bus, id_, mine)
+        steps += _audited(bus, id_, [*([] if mine is None else [mine]), *copies])
     if not steps:
         raise NotFound(
             f"there is no event {id_}", hint="retention removes events; trunkline grep finds ids"
@@ -96,17 +101,16 @@ def _published(record: Record) -> Step:
     return Step("published", f"published to {place}{who}{why}", event.ts, facts=facts)
 
 
-def _letters(bus: Any, mine: Record | None, about: list[Record]) -> dict[int, str]:
-    """What became of each dead letter of the event, by the letter's offset."""
-    if mine is None or not any(is_dead(record.topic) for record in about):
-        return {}
+def _letters(bus: Any, about: list[Record]) -> dict[tuple[str, int], str]:
+    """What became of each dead letter of the event, by the letter's topic and offset."""
     return {
-        one.offset: "open" if one.open else "dropped" if one.dropped else "redriven"
-        for one in bus.dead_letters(mine.topic).letters(closed=True)
+        (topic, one.offset): "open" if one.open else "dropped" if one.dropped else "redriven"
+        for topic in {record.topic for record in about if is_dead(record.topic)}
+        for one in bus.dead_letters(topic.removesuffix(DEAD_SUFFIX)).letters(closed=True)
     }
 
 
-def _consequence(record: Record, letters: dict[int, str]) -> Step:
+def _consequence(record: Record, letters: dict[tuple[str, int], str]) -> Step:
     """An event whose cause is ours."""
     event, payload = record.event, record.event.payload
     if record.topic == ATTENTION and isinstance(payload, dict):
@@ -114,7 +118,7 @@ def _consequence(record: Record, letters: dict[int, str]) -> Step:
         before = f"before group {group}" if group else "before the append"
         text = f"{payload.get('action')} {before}: {payload.get('reason')}"
         return Step("attention", text, event.ts, group, payload)
-    if record.topic.startswith(DEFERRED):
+    if record.topic.startswith(DEFERRED) and not is_dead(record.topic):
         group = record.topic.removeprefix(DEFERRED)
         text = f"deferred for group {group} as {record.topic}@{record.offset}"
         return Step("deferred", text, event.ts, group)
@@ -124,7 +128,7 @@ def _consequence(record: Record, letters: dict[int, str]) -> Step:
             f"{letter.reason}: {letter.error}"
         )
         facts = {"letter": letter.offset, "attempts": letter.attempts, "error": letter.error}
-        if (state := letters.get(letter.offset)) is not None:
+        if (state := letters.get((record.topic, letter.offset))) is not None:
             text += f" (now {state})"
             facts["state"] = state
         return Step("dead letter", text, event.ts, letter.group, facts)
@@ -132,15 +136,15 @@ def _consequence(record: Record, letters: dict[int, str]) -> Step:
     return Step("caused", text, event.ts, facts={"id": event.id, "topic": record.topic})
 
 
-def _audited(bus: Any, id_: str, mine: Record | None) -> list[Step]:
+def _audited(bus: Any, id_: str, mine: list[Record]) -> list[Step]:
     steps = []
-    place = None if mine is None else (mine.topic, mine.partition, mine.offset)
+    places = {(one.topic, one.partition, one.offset) for one in mine}
     for record in _records(bus, AUDIT, 0):
         told = record.event.payload
         if not isinstance(told, dict):
             continue
         where = (told.get("topic"), told.get("partition"), told.get("offset"))
-        if told.get("id") != id_ and where != place:
+        if told.get("id") != id_ and where not in places:
             continue
         what = str(told.get("what", "audit"))
         if what in ("publish", "dlq"):

@@ -215,6 +215,23 @@ async def test_why_follows_a_record_that_was_deferred_to_its_dead_letter(
     assert "of group g, attempts 2, retries: RuntimeError: broken (now open)" in shown
 
 
+async def test_why_says_which_tables_of_a_lake_hold_an_event(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deltalake, pa = pytest.importorskip("deltalake"), pytest.importorskip("pyarrow")
+    url, lake = f"file:{tmp_path / 'bus'}", tmp_path / "lake"
+    async with trunkline.connect(url) as bus:
+        ids = [(await bus.publish("t", number)).id for number in range(2)]
+    rows = {"topic": ["t", "u", "t"], "partition": [0, 0, 0], "offset": [2, 1, 3]}
+    deltalake.write_deltalake(str(lake / "log"), pa.table(rows))
+    deltalake.write_deltalake(str(lake / "counts"), pa.table({"topic": ["t"], "count": [2]}))
+    words = ["--url", url, "--lake", str(lake)]
+    assert await asyncio.to_thread(main, ["why", ids[1], *words]) == 0
+    assert "in the lake: 1 row of log\n" in capsys.readouterr().out
+    assert await asyncio.to_thread(main, ["why", ids[0], *words]) == 0
+    assert "in the lake" not in capsys.readouterr().out
+
+
 async def test_why_tells_of_an_event_that_was_never_appended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,14 +8,16 @@ from typing import Any
 
 from trunkline.cli import OK, Commands, leaf
 from trunkline.cli.arguments import bus_path, bus_url
-from trunkline.cli.render import Printer, clean, to_json, to_time
+from trunkline.cli.render import Printer, amount, clean, to_json, to_time
+from trunkline.cli.spark import part
 from trunkline.patterns.measures import measure, to_text
-from trunkline.patterns.story import tell
+from trunkline.patterns.story import Step, tell
 
 
 def register(commands: Commands[Any]) -> None:
     why = leaf(commands, "why", run_why, "tell the whole story of one event")
     why.add_argument("id", metavar="ID", help="the id of the event")
+    why.add_argument("--lake", metavar="FOLDER", help="say which tables of a lake hold it")
     metrics = leaf(commands, "metrics", run_metrics, "print figures for Prometheus")
     metrics.add_argument(
         "--outbox", action="append", default=[], metavar="URL", help="a database with an outbox"
@@ -28,6 +30,11 @@ def run_why(args: argparse.Namespace) -> int:
     path = bus_path(bus_url(args))
     with trunkline.open(f"file:{path}", create=False, allow_network=args.allow_network) as bus:
         story = tell(bus, path, args.id)
+    if args.lake and story.offset:
+        rows = part("lake.find").rows_of(args.lake, story.topic, story.partition, story.offset)
+        for table, count in rows.items():
+            text = f"in the lake: {amount(count, 'row')} of {table}"
+            story.steps.append(Step("in the lake", text, facts={"table": table, "rows": count}))
     output = Printer(args)
     if args.json:
         for step in story.steps:

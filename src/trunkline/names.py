@@ -59,7 +59,7 @@ def _check(kind: str, name: object, shape: re.Pattern[str]) -> str:
 
 @lru_cache(maxsize=4096)
 def _fits(name: str, shape: re.Pattern[str]) -> bool:
-    # The longest topic has dead letters, too, and who reads these may give up some.
+    # The longest topic may have a dead letter topic, and that topic may have one of its own.
     size = len(name.removesuffix(DEAD_SUFFIX).removesuffix(DEAD_SUFFIX))
     return bool(shape.fullmatch(name)) and "__" not in name and size <= NAME_BYTES_MAX
 

@@ -230,8 +230,8 @@ class Prefetch:
         return 2 * len(self.records) >= self._most
 
     def _weigh(self, found: Sequence[Record]) -> None:
-        """Learn how large records are. Not from a record that comes alone and goes at once: then
-        there is nothing to keep.
+        """Learn how large records are. A record that comes alone is handed out at once, so it is
+        not weighed: nothing is kept then.
         """
         if self.records or len(found) >= _SPARE_RECORDS or not self._weight:
             sample = found[:: 1 + len(found) // 8]

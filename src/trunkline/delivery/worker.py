@@ -38,8 +38,8 @@ Call = Callable[[Delivery], Awaitable[Any]]
 
 
 def awaited(handler: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    """A function as something to await. A plain one runs in a thread, so that it may block: one of
-    its own, for the loop's few are those by which the bus itself gets on.
+    """A function as something to await. A plain function runs in a thread, so that it may block. It
+    has a pool of its own: the loop's default pool is small, and the bus itself needs it.
     """
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 -- a callable object may be async
@@ -50,7 +50,7 @@ def awaited(handler: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     def run_there(*args: Any, **named: Any) -> Any:
         try:
             return handler(*args, **named)
-        except StopIteration as error:  # no future can hold it: who waits would do so for ever
+        except StopIteration as error:  # a future cannot hold it: the worker would wait for ever
             told = RuntimeError("the handler raised StopIteration")
             raise told.with_traceback(error.__traceback__) from error
 

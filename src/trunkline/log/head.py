@@ -105,7 +105,7 @@ class HeadFile:
         return True
 
     def _open(self, *, may_write: bool) -> int:
-        """To write, too: who reads now may append later. Who may not is a reader and no more."""
+        """Open it for writing as well, as a reader may append later; else, if allowed, for reading."""
         try:
             return atomic.open_file(self.path, os.O_RDWR)
         except OSError as error:

@@ -105,7 +105,7 @@ class HeadFile:
         return True
 
     def _open(self, *, may_write: bool) -> int:
-        """Open it for writing as well, as a reader may append later; else, if allowed, for reading."""
+        """Open it for writing as well: a reader may append later. If that is refused, to read."""
         try:
             return atomic.open_file(self.path, os.O_RDWR)
         except OSError as error:

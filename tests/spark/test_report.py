@@ -185,7 +185,7 @@ def test_each_table_is_drawn_as_what_it_is(lake: str) -> None:
     assert titles["clean"] == ["Events that passed and that were set aside, by topic"]
     assert titles["quarantine"] == ["Why events were set aside, by topic"]
     assert titles["dead_letters"] == ["Dead letters over time, by what went wrong"]
-    assert titles["latency"][0] == "From publish to delivery over time, all groups"
+    assert titles["latency"][0] == "From append to delivery over time, all groups"
     assert titles["lag"] == ["Records not settled, now"]
     assert titles["consolidation"][0] == "Episodes of the busiest actors"
     assert titles["sequences"] == ["What follows what: the share of each step"]
@@ -403,6 +403,34 @@ def test_the_rows_shown_are_the_newest(tmp_path: Path) -> None:
 
     assert [row[0] for row in card.rows[:2]] == ["2026-05-04 12:00:00"] * 2
     assert card.total == 80
+
+
+def test_the_latency_of_a_group_is_that_of_all_of_its_hours(tmp_path: Path) -> None:
+    def hour(ago: int, group: str, times: dict[int, int]) -> dict[str, Any]:
+        steps = [{"step": step, "n": n} for step, n in times.items()]
+        return {
+            "hour": NOW - timedelta(hours=ago), "topic": "orders", "group": group,
+            "records": sum(times.values()), "deliver_p50_ms": 1.0, "_deliver": steps,
+            "_settle": steps[:1],
+        }  # fmt: skip
+
+    rows = [hour(2, "billing", {400: 90}), hour(1, "billing", {400: 5, 700: 5})]
+    rows += [hour(n, "audit", {300: 1}) for n in range(80)]
+    write(tmp_path, "latency", rows)
+
+    (card,) = (one for one in read(tmp_path).cards if one.name == "latency")
+
+    assert [(row["group"], row["deliveries"]) for row in card.top] == [
+        ("billing", 100), ("audit", 80)
+    ]  # fmt: skip
+    assert card.line.startswith("180 deliveries; the slowest group waits 2.73 ms in the middle and")
+    over_time, of_groups = card.charts
+    assert len({row["t"] for row in values(over_time)}) == 80
+    assert sorted({row["label"] for row in values(of_groups)}) == [
+        "audit on orders: wait", "audit on orders: work",
+        "billing on orders: wait", "billing on orders: work",
+    ]  # fmt: skip
+    assert len(values(of_groups)) == 4
 
 
 def test_lag_is_drawn_over_time_once_there_are_two_runs(tmp_path: Path) -> None:

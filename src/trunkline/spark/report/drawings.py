@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
+from trunkline.spark.pipelines.builtin.latency import STEP
 from trunkline.spark.report.charts import (
     AMBER,
     DAYS,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 TOP: Final = 12
 ROWS_PRINTED: Final = 6
 EVENTS: Final = "events"
-AUDIT: Final = "system.bus.audit"
 OWN: Final = "pipeline."  # groups of the pipelines themselves
 HOUR_S: Final = 3600
 
@@ -286,54 +286,80 @@ def _lag_history(tables: Tables, table: str) -> list[Row]:
 
 
 def latency(tables: Tables, table: str, now_ms: float) -> TableSummary:  # noqa: ARG001
-    found = tables.ask(table, 'SELECT * FROM rows ORDER BY records DESC, topic, "group" LIMIT 50')
-    worst = max(found, key=lambda row: row["deliver_p99_ms"] or 0)
+    """The table has a row for each hour, topic and group; the percentiles of a group are those of
+    all of its hours.
+    """
+    groups = tables.ask(
+        table,
+        'SELECT topic, "group", CAST(sum(records) AS BIGINT) AS records FROM rows GROUP BY ALL'
+        ' ORDER BY records DESC, topic, "group"',
+    )
+    by_group = ("topic", "group")
+    waits = {(r["topic"], r["group"]): r for r in _percentiles(tables, table, "_deliver", by_group)}
+    works = {(r["topic"], r["group"]): r for r in _percentiles(tables, table, "_settle", by_group)}
+    found = [
+        {**row, "wait": waits.get(name, {}), "work": works.get(name, {})}
+        for row in groups
+        for name in [(row["topic"], row["group"])]
+    ]
+    worst = max(found, key=lambda row: row["wait"].get("p99") or 0)
     line = (
         f"{sum(row['records'] for row in found):,} deliveries; the slowest group waits"
-        f" {_ms(worst['deliver_p50_ms'])} in the middle and {_ms(worst['deliver_p99_ms'])} at p99"
+        f" {_ms(worst['wait'].get('p50'))} in the middle and {_ms(worst['wait'].get('p99'))} at p99"
         f" ({worst['group']} on {worst['topic']})"
     )
     charts = []
-    moments = _waits(tables)
+    moments = _waits(tables, table)
     if len({row["t"] for row in moments}) > 1:
         charts.append(
-            lines("From publish to delivery over time, all groups", moments, "ms", log=True)
+            lines("From append to delivery over time, all groups", moments, "ms", log=True)
         )
     spans = [
         {"label": f"{row['group']} on {row['topic']}: {what}",
-         **{place: max(0.001, row[f"{name}_{percent}_ms"] or 0)
+         **{place: max(0.001, row[what].get(percent) or 0)
             for place, percent in (("low", "p50"), ("mid", "p95"), ("high", "p99"))}}
         for row in found[:TOP]
-        for what, name in (("wait", "deliver"), ("work", "settle"))
+        for what in ("wait", "work")
     ]  # fmt: skip
     charts.append(ranges("p50 (blue), p95 (amber) and p99 (red) of each group", spans, "ms"))
     top = [
         {"group": row["group"], "topic": row["topic"], "deliveries": row["records"],
-         **{f"wait_{p}": _ms(row[f"deliver_{p}_ms"]) for p in ("p50", "p95", "p99")},
-         "work_p95": _ms(row["settle_p95_ms"])}
+         **{f"wait_{p}": _ms(row["wait"].get(p)) for p in ("p50", "p95", "p99")},
+         "work_p95": _ms(row["work"].get("p95"))}
         for row in found
     ]  # fmt: skip
     return TableSummary(line, charts=charts, top=top)
 
 
-def _waits(tables: Tables) -> list[Row]:
-    """Percentiles of the time from publish to delivery, over time."""
-    if not tables.has(EVENTS, "topic", "value", "timestamp"):
-        return []
-    audit = f"FROM rows WHERE topic = '{AUDIT}' AND type IN ('ack', 'nack', 'term')"
-    span = tables.ask(
-        EVENTS, f"SELECT epoch_ms(min(timestamp)) AS low, epoch_ms(max(timestamp)) AS high {audit}"
+def _percentiles(
+    tables: Tables, table: str, column: str, by: Sequence[str], of: str = ""
+) -> list[Row]:
+    """p50, p95 and p99 in milliseconds, of how many latencies fell into each step; for each ``by``,
+    which ``of`` makes of the table's columns.
+    """
+    names = ", ".join(f'"{name}"' for name in by)
+    marks = ", ".join(
+        f"pow({STEP}, min(step) FILTER (upto >= whole * {p / 100}) - 0.5) / 1000 AS p{p}"
+        for p in (50, 95, 99)
     )
-    if not span or span[0]["low"] is None:
-        return []
-    step = time_step(span[0]["low"], span[0]["high"], 60)
-    marks = ", ".join(f"quantile_cont(wait, {p / 100}) AS p{p}" for p in (50, 95, 99))
-    found = tables.ask(
-        EVENTS,
-        f"SELECT t, {marks} FROM (SELECT floor(epoch_ms(timestamp) / {step}) * {step} AS t,"
-        f" 1000 * TRY_CAST(json_extract(value, '$.waited_s') AS DOUBLE) AS wait {audit})"
-        " WHERE wait IS NOT NULL GROUP BY t ORDER BY t",
+    return tables.ask(
+        table,
+        f"WITH each AS (SELECT {of or names}, unnest({column}) AS u FROM rows),"
+        f" steps AS (SELECT {names}, u.step AS step, sum(u.n) AS n FROM each GROUP BY ALL),"
+        f" sums AS (SELECT *, sum(n) OVER (PARTITION BY {names} ORDER BY step) AS upto,"
+        f" sum(n) OVER (PARTITION BY {names}) AS whole FROM steps)"
+        f" SELECT {names}, {marks} FROM sums GROUP BY {names} ORDER BY {names}",
     )
+
+
+def _waits(tables: Tables, table: str) -> list[Row]:
+    """Percentiles of the time from append to delivery, over time."""
+    (span,) = tables.ask(
+        table, "SELECT epoch_ms(min(hour)) AS low, epoch_ms(max(hour)) AS high FROM rows"
+    )
+    step = time_step(span["low"], span["high"], 3600)
+    moment = f"floor(epoch_ms(hour) / {step}) * {step} AS t"
+    found = _percentiles(tables, table, "_deliver", ("t",), moment)
     return [
         {"t": row["t"], "series": name, "n": max(0.001, row[name])}
         for name in ("p99", "p95", "p50")
@@ -702,7 +728,7 @@ KNOWN: Final[dict[str, tuple[Drawing, frozenset[str]]]] = {
     ),
     "lag": (lag, frozenset({"topic", "group", "lag", "lost"})),
     "latency": (
-        latency, frozenset({"topic", "group", "records", "deliver_p50_ms", "settle_p99_ms"})
+        latency, frozenset({"hour", "topic", "group", "records", "deliver_p50_ms"})
     ),
     "claims": (claims, frozenset({"what", "actor", "claims", "held_s", "conflicts", "abandoned"})),
     "compaction": (compaction, frozenset({"topic", "versions"})),

@@ -54,7 +54,7 @@ section>p{margin:.1rem 0 0}.brief{list-style:none;margin:1rem 0 0;padding:0;colo
 .chart{width:100%;overflow:hidden}.chart svg{max-width:100%}
 .wide{overflow-x:auto;max-width:100%}table{border-collapse:collapse;font-size:12px}
 th,td{padding:.2rem .6rem .2rem 0;text-align:left;border-bottom:1px solid var(--line);
-max-width:17rem;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;vertical-align:top}
+max-width:14rem;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;vertical-align:top}
 th{color:var(--dim);font-weight:600}td.n{text-align:right;font-variant-numeric:tabular-nums}
 details{margin-top:.6rem}summary{cursor:pointer;color:var(--dim);font-size:12px}
 footer{margin-top:1.6rem}@media print{section{break-inside:avoid}details{display:none}}

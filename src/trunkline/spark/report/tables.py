@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import unquote
 
 import duckdb
 import pyarrow as pa
@@ -142,7 +143,7 @@ def _dataset(lake: Lake, table: str) -> ds.Dataset | None:
 
 def _paths(place: str, delta: Any) -> list[str]:
     actions = pa.table(delta.get_add_actions(flatten=True))
-    return [os.path.join(place, path) for path in actions["path"].to_pylist()]
+    return [os.path.join(place, unquote(path)) for path in actions["path"].to_pylist()]
 
 
 def _files(place: str, paths: Sequence[str]) -> ds.Dataset:

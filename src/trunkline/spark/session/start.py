@@ -90,7 +90,7 @@ def session(
     for name, value in (settings | (config or {})).items():
         builder = builder.config(name, value)
     try:
-        with _stderr_to(log):
+        with _output_to(log):
             spark: SparkSession = builder.getOrCreate()
     except Exception as error:
         raise TrunklineError(
@@ -169,18 +169,23 @@ def _may_make(marker: str) -> bool:
 
 
 @contextlib.contextmanager
-def _stderr_to(path: str) -> Iterator[None]:
-    """Send what the JVM says while it starts, and after, to a file; Python's own stays."""
+def _output_to(path: str) -> Iterator[None]:
+    """Send what the JVM says while it starts, and after, to a file; Python's own stays. The JVM
+    outlives Python by some seconds: whoever reads our output must not wait for it.
+    """
+    sys.stdout.flush()
     sys.stderr.flush()
-    keep = os.dup(2)
+    kept = {number: os.dup(number) for number in (1, 2)}
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(fd, 2)
+    for number in kept:
+        os.dup2(fd, number)
     os.close(fd)
     try:
         yield
     finally:
-        os.dup2(keep, 2)
-        os.close(keep)
+        for number, before in kept.items():
+            os.dup2(before, number)
+            os.close(before)
 
 
 def _last_words(log: str) -> str:

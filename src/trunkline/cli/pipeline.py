@@ -114,6 +114,12 @@ def _session(args: argparse.Namespace) -> Any:
 
 
 def _run(args: argparse.Namespace) -> int:
+    again = args.follow or args.every is not None
+    if again and (args.rebuild or args.since or args.until):
+        raise InvalidOption(
+            "--rebuild, --from and --to are for one run",
+            hint="run it once with them, then with --every or --follow",
+        )
     pipelines = _pipelines(args, args.names)
     jobs = part("pipelines.run")
     lake = part("lake").Lake(args.lake)
@@ -131,7 +137,7 @@ def _run(args: argparse.Namespace) -> int:
         since=args.since,
         until=args.until,
     )
-    if args.follow or args.every is not None:
+    if again:
         with bars.show_progress(spark, "following", enabled=not args.quiet):
             return _follow(args, runner, pipelines)
     show = partial(_show, args)

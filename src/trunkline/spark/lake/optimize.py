@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from trunkline.spark.lake.table import KEEP_HOURS, NewFile, open_parquet, text_of
+from trunkline.spark.lake.table import KEEP_HOURS, NewFile, file_path, open_parquet, text_of
 
 if TYPE_CHECKING:
     from trunkline.spark.lake import Lake
@@ -39,7 +39,7 @@ def optimize(lake: Lake, table: str, *, many: int = MANY, small_bytes: int = SMA
         if len(run) >= many:
             actions.append(AddAction(**_merge(lake, table, by, run) | {"data_change": False}))
             values = _values(run[0], by)
-            actions += [RemoveAction(one["path"], False, now, None, values) for one in run]
+            actions += [RemoveAction(file_path(one), False, now, None, values) for one in run]
     if not actions:
         return 0
     delta.create_write_transaction(actions, "append", delta.schema(), partition_by=list(by))
@@ -80,7 +80,7 @@ def _merge(
     lake: Lake, table: str, by: tuple[str, ...], run: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """One file with the rows of several, as the arguments of an add action."""
-    paths = [f"{table}/{one['path']}" for one in run]
+    paths = [f"{table}/{file_path(one)}" for one in run]
     shape = pa.unify_schemas([_schema(lake.storage, path) for path in paths])
     merged = NewFile(lake.storage, table, _values(run[0], by), by)
     for path in paths:

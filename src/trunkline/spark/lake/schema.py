@@ -34,14 +34,25 @@ def _loosen(kind: Any) -> None:
             _loosen(kind[inner])
 
 
-def added(table: str, have: Field, want: Field) -> list[Field]:
+def added(table: str, have: Field, want: Field, maker: str = "") -> list[Field]:
     """The top-level columns that ``want`` has more of than ``have``, whole structs where a member
-    is new. ``Conflict`` if a column is of another type.
+    is new. ``Conflict`` if a column is of another type; ``maker`` is the pipeline to rebuild.
     """
-    return [new for new in (_change(table, have, field, "") for field in want["fields"]) if new]
+    try:
+        return [new for new in (_change(have, field, "") for field in want["fields"]) if new]
+    except _ChangedError as change:
+        raise Conflict(
+            f"table {table}: column {change}",
+            hint=f"trunkline pipeline run {maker or table} --rebuild",
+            name=table,
+        ) from None
 
 
-def _change(table: str, have: Field, field: Field, path: str) -> Field | None:
+class _ChangedError(Exception):
+    """A column that is of another type."""
+
+
+def _change(have: Field, field: Field, path: str) -> Field | None:
     known = {one["name"]: one for one in have["fields"]}
     before = known.get(field["name"])
     if before is None:
@@ -49,15 +60,15 @@ def _change(table: str, have: Field, field: Field, path: str) -> Field | None:
     name = f"{path}{field['name']}"
     old, new = before["type"], field["type"]
     if _is(old, "struct") and _is(new, "struct"):
-        more = [_change(table, old, member, f"{name}.") for member in new["fields"]]
+        more = [_change(old, member, f"{name}.") for member in new["fields"]]
         return field if any(more) else None
     if _is(old, "array") and _is(new, "array"):
         inner = {"fields": [{"name": "element", "type": old["elementType"]}]}
-        if _change(table, inner, {"name": "element", "type": new["elementType"]}, f"{name}."):
-            raise _conflict(table, name, old, new)
+        if _change(inner, {"name": "element", "type": new["elementType"]}, f"{name}."):
+            raise _ChangedError(f"{name} was {_word(old)} and is {_word(new)}")
         return None
     if _plain(old) != _plain(new):
-        raise _conflict(table, name, old, new)
+        raise _ChangedError(f"{name} was {_word(old)} and is {_word(new)}")
     return None
 
 
@@ -67,14 +78,6 @@ def _is(kind: Any, name: str) -> bool:
 
 def _plain(kind: Any) -> str:
     return json.dumps(kind, sort_keys=True)
-
-
-def _conflict(table: str, name: str, old: Any, new: Any) -> Conflict:
-    return Conflict(
-        f"table {table}: column {name} was {_word(old)} and is {_word(new)}",
-        hint=f"trunkline pipeline run --rebuild makes {table} anew",
-        name=table,
-    )
 
 
 def _word(kind: Any) -> str:

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
 from zlib import crc32
 
 import pyarrow as pa
@@ -38,6 +39,7 @@ KEEP_HOURS: Final = 1  # of what is no longer in the table, for those who still 
 _VACUUM_EVERY = 50  # versions
 _GROUP_BYTES = 16 * 1024 * 1024  # of Arrow in a row group: each costs a reader a start
 _NULL = "__HIVE_DEFAULT_PARTITION__"
+_SPECIAL = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")  # in a folder's name, as Hive has it
 _STATISTICS = ("partition", "offset", "timestamp")
 Values = dict[str, str | None]
 
@@ -164,7 +166,7 @@ class Lake:
                 if action.get("remove", {}).get("dataChange"):
                     return None
                 if action.get("add", {}).get("dataChange"):
-                    found.append(action["add"]["path"])
+                    found.append(unquote(action["add"]["path"]))
         known = {path for path, _ in _files(self._table(table))}
         return found if known.issuperset(found) else None  # else OPTIMIZE merged some of them
 
@@ -178,6 +180,7 @@ class Lake:
         partition_by: Sequence[str] = (),
         split_files_by: Sequence[str] = (),
         replacing: Replacing = NOTHING,
+        maker: str = "",
     ) -> None:
         """Add the rows, once for each version, in one commit."""
         if self.version(table, app) < version:
@@ -188,6 +191,7 @@ class Lake:
                 version=version,
                 partition_by=partition_by,
                 split_files_by=split_files_by,
+                maker=maker,
             )
             self.commit(staged, app=app, version=version, replacing=replacing)
 
@@ -200,13 +204,15 @@ class Lake:
         version: int,
         partition_by: Sequence[str] = (),
         split_files_by: Sequence[str] = (),
+        maker: str = "",
     ) -> StagedFiles:
         """Write the rows to files that belong to no version yet. The values of ``split_files_by``
-        are kept in files of their own. ``Conflict`` if a column is of another type than before.
+        are kept in files of their own. ``Conflict`` if a column is of another type than before; it
+        names the pipeline that makes the table anew, ``maker``.
         """
         schema = loose(df.schema)
         if self.has(table):
-            added(table, json.loads(self._table(table).schema().to_json()), schema)
+            added(table, json.loads(self._table(table).schema().to_json()), schema, maker)
         by = tuple(partition_by)
         write = _writing(self.storage, table, by, tuple(split_files_by), _mark(app, version))
         written = df.mapInArrow(write, "file string").collect()
@@ -268,8 +274,8 @@ class Lake:
             files = []
             for one in pa.table(delta.get_add_actions(flatten=False)).to_pylist():
                 name = f"{_mark(app, version)}-{uuid.uuid4().hex}.parquet"
-                path = os.path.join(os.path.dirname(one["path"]), name)
-                self.storage.copy(f"{shadow}/{one['path']}", f"{table}/{path}")
+                path = os.path.join(os.path.dirname(file_path(one)), name)
+                self.storage.copy(f"{shadow}/{file_path(one)}", f"{table}/{path}")
                 low, high = one.get("min") or {}, one.get("max") or {}
                 files.append(
                     _action(path, one["size_bytes"], _values(one), one["num_records"], low, high)
@@ -376,7 +382,7 @@ def event_files(lake: str) -> list[LakeFile]:
     return [
         LakeFile(
             found.storage,
-            f"{EVENTS}/{one['path']}",
+            f"{EVENTS}/{file_path(one)}",
             one["partition.topic"],
             one["min.partition"],
             one["min.offset"],
@@ -402,7 +408,12 @@ def _has_versions(place: str) -> bool:
 def _files(delta: Any) -> list[tuple[str, Values]]:
     """Each file of a table, with the values it is partitioned by, as text."""
     rows = pa.table(delta.get_add_actions(flatten=False)).to_pylist()
-    return [(one["path"], _values(one)) for one in rows]
+    return [(file_path(one), _values(one)) for one in rows]
+
+
+def file_path(action: dict[str, Any]) -> str:
+    """The path of an action's file in its table. Delta writes it as a part of a URL."""
+    return unquote(action["path"])
 
 
 def _values(action: dict[str, Any]) -> Values:
@@ -486,7 +497,7 @@ class NewFile:
     ) -> None:
         self._storage = storage
         self._values = {name: text_of(values[name]) for name in by}
-        folder = "/".join(f"{n}={_NULL if v is None else v}" for n, v in self._values.items())
+        folder = "/".join(f"{name}={_folder(value)}" for name, value in self._values.items())
         name = f"{mark}-{uuid.uuid4().hex}.parquet"
         self._name = f"{folder}/{name}" if folder else name
         self._path = f"{table}/{self._name}"
@@ -530,6 +541,11 @@ class NewFile:
         self._storage.sync(self._path)
         size = self._storage.size(self._path)
         return _action(self._name, size, self._values, self._rows, self._low, self._high)
+
+
+def _folder(value: str | None) -> str:
+    """A partition value as a folder's name. Delta knows no empty text there: it is NULL."""
+    return _SPECIAL.sub(lambda one: f"%{ord(one[0]):02X}", value) if value else _NULL
 
 
 def _nullable(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -123,6 +123,7 @@ def write_batch(
     if not (whole and "table" in pipeline.parameters):
         output = with_events(pipeline, output, output.table)
     cached = list(output.cached)
+    member.notes += [note for note in output.notes if note not in member.notes]
     try:
         made, side = output.table, dict(output.side_tables)
         if pipeline.rules:
@@ -139,6 +140,7 @@ def write_batch(
             version=plan.version,
             partition_by=_partition_by(pipeline),
             split_files_by=() if whole else pipeline.split_files_by,
+            maker=pipeline.name,
         )
         if scanned is not None and pipeline.table == EVENTS and own.rows < scanned.records:
             side[checks.QUARANTINE] = _damaged(pipeline, scanned.rows)
@@ -151,7 +153,7 @@ def write_batch(
                 one,
                 app=plan.app,
                 version=plan.version,
-                replacing=replacing if one is own else NOTHING,
+                replacing=replacing if one is own else _refused_before(pipeline, one, whole=whole),
             )
             member.new_columns += [f"{one.table}.{name}" for name in new]
         if not whole and plan.version % OPTIMIZE_EVERY == OPTIMIZE_EVERY - 1:
@@ -162,6 +164,13 @@ def write_batch(
         for kept in cached:
             kept.unpersist()
     member.is_open = False
+
+
+def _refused_before(pipeline: Pipeline, staged: StagedFiles, *, whole: bool) -> Replacing:
+    """A table that is made of all rows tells anew which of them it refuses."""
+    if whole and staged.table == checks.QUARANTINE:
+        return Replacing("pipeline", frozenset({pipeline.name}))
+    return NOTHING
 
 
 def _before(
@@ -203,10 +212,12 @@ def _stage_side(
         return None
     try:
         return context.lake.stage(
-            name, frame, app=plan.app, version=plan.version, partition_by=side_partitions(name)
-        )
+            name, frame, app=plan.app, version=plan.version, partition_by=side_partitions(name),
+            maker=member.pipeline.name,
+        )  # fmt: skip
     except Conflict as problem:
-        member.notes.append(str(problem))
+        if str(problem) not in member.notes:
+            member.notes.append(str(problem))
         return None
 
 

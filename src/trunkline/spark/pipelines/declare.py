@@ -36,12 +36,14 @@ class Output:
     """What a batch becomes. ``side_tables`` are rows for other tables. ``events`` go back to
     the bus: topic, type, key and value, and any other column of the sink. ``cached`` are persisted
     frames that several of them are made of; the runner unpersists them when the batch is done.
+    ``notes`` are told to whoever runs it, one line each.
     """
 
     table: DataFrame
     side_tables: dict[str, DataFrame] = field(default_factory=dict)
     events: DataFrame | None = None
     cached: tuple[DataFrame, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 Transform = Callable[..., "DataFrame | Output"]

@@ -51,6 +51,11 @@ class Queries:
 
     def start(self, pipeline: Pipeline, *, once: bool, every_s: float = 1.0) -> StreamingQuery:
         """Start the query of a pipeline."""
+        if self.context.since or self.context.until:
+            raise InvalidOption(
+                f"pipeline {pipeline.name} keeps its state in Spark and reads the whole log",
+                hint="run it without --from and --to",
+            )
         check = self._check(pipeline)
         df = self._rows(pipeline)
         swept: set[str] = set()
@@ -143,8 +148,14 @@ class Queries:
                 count = self.context.send(pipeline.name, output.events, query, batch)
                 self.published.setdefault(pipeline.name, {})[batch] = count
             for name, frame in side.items():
-                by = side_partitions(name)
-                lake.write(name, frame, app=query, version=batch, partition_by=by)
+                lake.write(
+                    name,
+                    frame,
+                    app=query,
+                    version=batch,
+                    partition_by=side_partitions(name),
+                    maker=pipeline.name,
+                )
             lake.write(
                 table,
                 own,
@@ -152,6 +163,7 @@ class Queries:
                 version=batch,
                 partition_by=pipeline.partition_by,
                 replacing=NOTHING if pipeline.sink == "add" else EVERYTHING,
+                maker=pipeline.name,
             )
             if batch % OPTIMIZE_EVERY == OPTIMIZE_EVERY - 1:
                 optimize(lake, table)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, StructType
 
@@ -21,11 +20,23 @@ from trunkline.errors import InvalidEvent, InvalidOption
 from trunkline.spark.source.columns import CORRUPT
 from trunkline.spark.source.options import bus_of
 from trunkline.spark.source.scan import BadRecords
-from trunkline.spark.source.schemas import Kind, MisfitError, decoded, fitted, read_contracts, typed
+from trunkline.spark.source.schemas import (
+    UNREADABLE,
+    Kind,
+    MisfitError,
+    decoded,
+    fitted,
+    read_contracts,
+    typed,
+    unreadable,
+)
 
 PAYLOAD: Final = "payload"
 REGISTRY: Final = "registry"
-_SIMPLE: Final = ("bigint", "double", "boolean", "string", "timestamp")
+_SIMPLE: Final = (
+    "bigint", "int", "smallint", "tinyint", "double", "float", "boolean", "string", "timestamp",
+    "date",
+)  # fmt: skip
 
 
 def payload_ddl(options: Mapping[str, str], asked: str) -> str:
@@ -106,8 +117,8 @@ class PayloadColumn:
             return fitted(decoded(text), self.kind), None
         except MisfitError as misfit:
             return None, f"the payload does not fit its type: {misfit}"
-        except (msgspec.DecodeError, RecursionError):
-            return None, "the payload is no JSON"
+        except UNREADABLE as error:
+            return None, f"the payload cannot be read: {unreadable(error)}"
 
     def _misfit(self, batch: pa.RecordBatch, at: int, problem: str) -> InvalidEvent:
         names = batch.schema.names

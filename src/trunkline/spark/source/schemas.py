@@ -8,8 +8,9 @@ told with its reason; no value becomes NULL because it did not fit.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 SCHEMAS: Final = "system.schemas"
 _INT64: Final = 1 << 63
+_BITS: Final = {"bigint": 64, "int": 32, "smallint": 16, "tinyint": 8}
+_LARGEST: Final = {"double": sys.float_info.max, "float": 3.4028234663852886e38}
 _DEPTH: Final = 16
 
 
@@ -98,7 +101,10 @@ class Kind(msgspec.Struct, frozen=True):
     payload, the name in the table, and the type).
     """
 
-    name: Literal["bigint", "double", "boolean", "string", "timestamp", "json", "array", "struct"]
+    name: Literal[
+        "bigint", "int", "smallint", "tinyint", "double", "float", "boolean", "string", "timestamp",
+        "date", "json", "array", "struct",
+    ]  # fmt: skip
     of: Kind | None = None
     members: tuple[tuple[str, str, Kind], ...] = ()
 
@@ -121,8 +127,9 @@ class Kind(msgspec.Struct, frozen=True):
         if self.name == "struct":
             return pa.struct([(shown, kind.arrow()) for _, shown, kind in self.members])
         return {
-            "bigint": pa.int64(), "double": pa.float64(), "boolean": pa.bool_(),
-            "timestamp": pa.timestamp("us", tz="UTC"),
+            "bigint": pa.int64(), "int": pa.int32(), "smallint": pa.int16(), "tinyint": pa.int8(),
+            "double": pa.float64(), "float": pa.float32(), "boolean": pa.bool_(),
+            "timestamp": pa.timestamp("us", tz="UTC"), "date": pa.date32(),
         }.get(self.name, pa.string())  # fmt: skip
 
 
@@ -184,27 +191,42 @@ def fitted(value: Any, kind: Kind, path: str = "") -> Any:
         return [fitted(one, kind.of, f"{path}/{at}") for at, one in enumerate(value)]
     if kind.name == "timestamp" and isinstance(value, str):
         return _moment(value, path)
-    if kind.name == "double" and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if kind.name == "bigint" and isinstance(value, int) and not isinstance(value, bool):
-        if -_INT64 <= value < _INT64:
-            return value
-        raise MisfitError(f"{value} does not fit into 64 bits at {path or '/'}")
-    if kind.name == "bigint" and isinstance(value, float) and value.is_integer():
-        if -_INT64 <= value < _INT64:
-            return int(value)
-        raise MisfitError(f"{value:.0f} does not fit into 64 bits at {path or '/'}")
+    if kind.name == "date" and isinstance(value, str):
+        return _day(value, path)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if kind.name in _LARGEST:
+            if abs(value) <= _LARGEST[kind.name]:
+                return float(value)
+            raise MisfitError(f"{_short(value)} does not fit into a {kind.name} at {path or '/'}")
+        if kind.name in _BITS and (isinstance(value, int) or value.is_integer()):
+            bits = _BITS[kind.name]
+            if -(1 << bits - 1) <= value < 1 << bits - 1:
+                return int(value)
+            raise MisfitError(f"{_short(value)} does not fit into {bits} bits at {path or '/'}")
     if (kind.name, type(value)) in (("boolean", bool), ("string", str)):
         return value
-    raise MisfitError(f"{msgspec.json.encode(value)[:60].decode('utf-8', 'replace')} is no "
-                       f"{kind.name} at {path or '/'}")  # fmt: skip
+    raise MisfitError(f"{_short(value)} is no {kind.name} at {path or '/'}")
+
+
+def _short(value: Any) -> str:
+    """A value as JSON, cut where it is long."""
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    text = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+    return text if len(text) <= 60 else text[:60] + "…"
 
 
 def _moment(text: str, path: str) -> datetime:
     try:
         return units.read_time(text).astimezone(UTC)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise MisfitError(f"{text[:60]!r} is no date-time at {path or '/'}") from None
+
+
+def _day(text: str, path: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise MisfitError(f"{text[:60]!r} is no date at {path or '/'}") from None
 
 
 # -- what tasks do -------------------------------------------------------------------------------
@@ -216,14 +238,9 @@ def checking(schemas: dict[str, Any]) -> Task:
     """Place and value of records in, and behind them what is wrong with the value."""
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import jsonschema_rs
         import pyarrow as pa
 
-        linear = jsonschema_rs.RegexOptions()
-        rules = {
-            topic: jsonschema_rs.validator_for(schema, pattern_options=linear)
-            for topic, schema in schemas.items()
-        }
+        rules = {topic: validator_of(schema) for topic, schema in schemas.items()}
         kinds = {topic: typed(schema) for topic, schema in schemas.items()}
         for batch in batches:
             topics, values = batch.column("topic").to_pylist(), batch.column("value").to_pylist()
@@ -236,6 +253,22 @@ def checking(schemas: dict[str, Any]) -> Task:
             )
 
     return check
+
+
+def validator_of(schema: Any) -> Any:
+    """What holds payloads against a schema; ``ValueError`` if it is none. A schema refers to
+    nothing outside of itself, and its patterns are matched without backtracking.
+    """
+    import jsonschema_rs
+
+    def refuse(uri: str) -> Any:
+        raise ValueError(f"it refers to {uri}")
+
+    linear = jsonschema_rs.RegexOptions()
+    try:
+        return jsonschema_rs.validator_for(schema, retriever=refuse, pattern_options=linear)
+    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+        raise ValueError(str(error).partition("\n")[0][:200]) from None
 
 
 def typing(kind: Kind) -> Task:
@@ -254,6 +287,14 @@ def typing(kind: Kind) -> Task:
             )
 
     return convert
+
+
+# JSON that Python cannot hold: too deep, a number that is too large, half of a character.
+UNREADABLE: Final = (msgspec.DecodeError, ValueError, RecursionError)
+
+
+def unreadable(error: BaseException) -> str:
+    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
 
 
 def decoded(text: str) -> Any:
@@ -276,9 +317,9 @@ def _wrong(rule: Any, kind: Kind | None, value: str | None) -> str | None:
         return None
     try:
         payload = decoded(value)
-    except (msgspec.DecodeError, RecursionError):
-        return "the payload is no JSON"
-    problem = None if rule is None else next(iter(rule.iter_errors(payload)), None)
+        problem = None if rule is None else next(iter(rule.iter_errors(payload)), None)
+    except UNREADABLE as error:
+        return f"the payload cannot be checked: {unreadable(error)}"
     if problem is not None:
         path = "/" + "/".join(map(str, problem.instance_path))
         return f"it does not fit the schema: {problem.message[:300]} at {path}"

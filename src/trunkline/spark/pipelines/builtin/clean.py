@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from trunkline.errors import InvalidOption
 from trunkline.spark.pipelines.declare import Output, table
 from trunkline.spark.pipelines.envelopes import normalise
@@ -23,6 +25,7 @@ from trunkline.spark.source.schemas import (
     read_contracts,
     typed,
     typing,
+    validator_of,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ def transform(
     """
     from pyspark.sql import functions as f
 
-    promised = contracts or read_contracts(bus)
+    promised, notes = _usable(contracts or read_contracts(bus))
     on_fail = {"whole": "quarantine", "schema": schema, "type": type, "ttl": ttl}
     on_fail |= {"repetition": repetition}
     for name, what in on_fail.items():
@@ -82,7 +85,20 @@ def transform(
             side[f"clean.{topic}"] = own.mapInArrow(typing(kind), f"{place}, payload {kind.ddl}")
     if "fail" in on_fail.values():
         _refuse(judged, [name for name, what in on_fail.items() if what == "fail"])
-    return Output(passed.drop("timestampType"), side, cached=(judged,))
+    return Output(passed.drop("timestampType"), side, cached=(judged,), notes=notes)
+
+
+def _usable(promised: Contracts) -> tuple[Contracts, tuple[str, ...]]:
+    """What topics promise, without the schemas that are none; and a line on each of those."""
+    notes = []
+    schemas = {}
+    for topic, schema in promised.schemas.items():
+        try:
+            validator_of(schema)
+            schemas[topic] = schema
+        except ValueError as problem:
+            notes.append(f"topic {topic} is not checked and not typed: no JSON Schema: {problem}")
+    return msgspec.structs.replace(promised, schemas=schemas), tuple(notes)
 
 
 def judge(

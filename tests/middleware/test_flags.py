@@ -90,4 +90,6 @@ async def test_every_process_follows_a_flag_that_the_command_sets(
         assert shout.calls == []
     assert await asyncio.to_thread(main, ["flag", "ls", "--url", url]) == 0
     assert "night" in capsys.readouterr().out
+    assert await asyncio.to_thread(main, ["metrics", "--url", url]) == 0
+    assert 'trunkline_feature_enabled{feature="shout"} 0' in capsys.readouterr().out
     assert await asyncio.to_thread(main, ["flag", "on", "shout", "--url", url]) == 0

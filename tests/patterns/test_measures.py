@@ -18,6 +18,8 @@ from trunkline.cognition.options import GateOptions
 from trunkline.errors import Denied, Reject
 from trunkline.event import Event
 from trunkline.guard.policy_guard import PolicyGuard
+from trunkline.middleware.dedup import Dedup
+from trunkline.middleware.flags import Flags
 from trunkline.middleware.metrics import Metrics
 from trunkline.options import GroupOptions
 from trunkline.patterns.measures import NAMES, BusCollector, measure, to_text
@@ -104,6 +106,26 @@ async def test_a_collector_gives_prometheus_the_same_figures(tmp_path: Path) -> 
     names = {name for name, _ in told}
     assert {name for name, _ in shown} == names
     assert of(shown, "events_publish_count", topic="orders") == 4
+
+
+async def test_a_collector_and_middleware_share_a_registry() -> None:
+    """Also the default one, which refuses what is there twice."""
+    registry = CollectorRegistry(auto_describe=True)
+    async with trunkline.connect("memory:", middleware=[Metrics(registry)]) as bus:
+        flags = Flags(bus)
+        bus.use(flags.switch("empty", Dedup()))
+        flags.register(registry)
+        await flags.set("empty", False)
+        await bus.publish("orders", 1)
+        async with BusCollector(bus, registry) as collector:
+            await collector.refresh()
+            text = generate_latest(registry).decode()
+    lines = [line for line in text.splitlines() if not line.startswith("# HELP")]
+    series = [line.rpartition(" ")[0] for line in lines]
+    assert len(series) == len(set(series))
+    assert 'trunkline_published_total{result="ok",topic="orders"} 1.0' in lines
+    assert 'trunkline_feature_enabled{feature="empty"} 0.0' in lines
+    assert "# TYPE trunkline_build_info gauge" in lines
 
 
 async def test_middleware_and_folder_use_the_same_names(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from trunkline.store.file import FileStore
 from trunkline.store.spans import BOUNDS, Spans
 
 AUDIT: Final = "system.bus.audit"
+FLAGS: Final = "system.flags"
 _LOOK = 2_000  # records of one group that are looked at for those that are not due
 _READ = 1000
 
@@ -39,6 +40,9 @@ NAMES: Final = {
     "trunkline_process_duration_seconds": "events_handle_latency_seconds",
     "trunkline_storage_full": "events_storage_full",
 }
+_BY_MIDDLEWARE: Final = {
+    name.partition("{")[0].removesuffix("_total") for pair in NAMES.items() for name in pair
+} | {"trunkline_feature_enabled"}
 
 
 class Sample(NamedTuple):
@@ -177,6 +181,8 @@ async def measure(
         )
         about = "Time that a sync of a log took in this process; one for each batch of publishes"
         found.histogram("trunkline_fsync_duration_seconds", about, store.committer.syncs)
+    if FLAGS in topics:
+        await _measure_flags(bus, found)
     if audit and AUDIT in topics:
         await _measure_audit(bus, found)
     return found.all()
@@ -248,6 +254,20 @@ async def _ahead(bus: Bus, info: GroupInfo, now: datetime) -> tuple[int, float]:
     return min(scheduled, info.lag), oldest_s
 
 
+async def _measure_flags(bus: Bus, found: Families) -> None:
+    """The flags that were ever set, as they were set last."""
+    states: dict[str, bool] = {}
+    start: int | None = None
+    while records := await bus.read(FLAGS, start, _READ):
+        for record in records:
+            if isinstance(told := record.event.payload, dict) and record.event.key:
+                states[record.event.key] = bool(told.get("on"))
+        start = records[-1].offset + 1
+    for flag, on in sorted(states.items()):
+        about = "1 while the middleware is on"
+        found.add("trunkline_feature_enabled", "gauge", about, float(on), feature=flag)
+
+
 async def _measure_audit(bus: Bus, found: Families) -> None:
     """Outcomes and durations, where the audit tells of them."""
     outcomes: Counter[tuple[str, str, str]] = Counter()
@@ -313,7 +333,8 @@ def _quoted(text: str) -> str:
 
 
 class BusCollector:
-    """A collector for ``prometheus_client``: figures that are at most ``every_s`` old.
+    """A collector for ``prometheus_client``: figures that are at most ``every_s`` old. What the
+    registry has already from the middleware of this process is left to that.
 
     ::
 
@@ -333,6 +354,7 @@ class BusCollector:
         self._every_s = every_s
         self._outboxes = outboxes
         self._families: list[Family] = []
+        self._counted: set[str] = set()  # by middleware that the registry had before
         self._task: asyncio.Task[None] | None = None
         self.measured_at = 0.0  # of ``time.monotonic``
 
@@ -345,6 +367,7 @@ class BusCollector:
 
         await self.refresh()
         self._registry = self._registry or REGISTRY
+        self._counted = _BY_MIDDLEWARE & {metric.name for metric in self._registry.collect()}
         self._registry.register(self)
         self._task = asyncio.get_running_loop().create_task(self._keep())
         return self
@@ -362,7 +385,9 @@ class BusCollector:
                 await self.refresh()
 
     def collect(self) -> Iterator[Any]:
-        return to_metrics(self._families)
+        for metric in to_metrics(self._families):
+            if metric.name not in self._counted:
+                yield metric
 
 
 def to_metrics(families: Iterable[Family]) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -329,3 +330,89 @@ async def test_who_administers_a_topic_gets_no_letter_that_he_may_not_read(tmp_p
 def test_a_guard_needs_an_actor() -> None:
     with pytest.raises(InvalidOption):
         PolicyGuard(trunkline.connect("memory:"), POLICY, "")
+
+
+READER = """
+[actors]
+anna = ["reader"]
+[[roles.reader.allow]]
+actions = ["read", "publish", "admin"]
+topics = [">", "*.DLQ", "system.>"]
+[[roles.reader.deny]]
+actions = ["read"]
+topics = ["secret"]
+"""
+
+
+async def test_no_route_of_a_broker_shows_a_record_that_the_policy_denies(tmp_path: Path) -> None:
+    """Each route of HTTP, and every kind of subscription: whoever adds a route adds it here."""
+    pytest.importorskip("picows")
+    httpx = pytest.importorskip("httpx")
+    from trunkline.access import EVERYTHING
+    from trunkline.broker.routes import ENDPOINTS
+    from trunkline.broker.server import Broker
+    from trunkline.broker.tokens import Rights
+    from trunkline.bus.connect import open_local
+    from trunkline.options import BrokerOptions
+
+    (tmp_path / "policy.toml").write_text(READER)
+    url, shown = f"file:{tmp_path / 'bus'}", []
+    async with open_local(url) as bus:
+        anna, _ = await Rights(bus).create("anna", [EVERYTHING])
+        for topic, band, word in (("orders", "RED", "CANARY"), ("secret", "GREEN", "CANARY")):
+            await bus.publish(topic, word, band=band)
+            await bus.publish(topic, f"{word} again" if topic == "secret" else "fine")
+            async with bus.subscribe(topic, group="g") as deliveries:
+                async for delivery in deliveries:
+                    await delivery.term("bad")
+                    if delivery.offset == 2:
+                        break
+    options = BrokerOptions(url=url, port=0, policy=str(tmp_path / "policy.toml"), metrics_s=0)
+    queries: dict[str, dict[str, Any]] = {
+        "tail": {"from": "earliest", "limit": 1},
+        "stream": {"offset": "-1"},
+    }
+    async with Broker(options) as broker:
+        bearer = {"Authorization": f"Bearer {anna}", "Prefer": "wait=5"}
+        http = broker.url.replace("ws", "http", 1)
+        async with httpx.AsyncClient(base_url=http, headers=bearer, timeout=20) as client:
+            for one in ENDPOINTS:
+                is_asking = one.method == "GET" or one.path.endswith(("fetch", "redrive", "/drop"))
+                if not is_asking or "{job}" in one.path:
+                    continue
+                for topic in ("orders", "secret", "orders.DLQ", "secret.DLQ"):
+                    path = one.path.replace("{topic}", topic).replace("{group}", "h")
+                    path = path.replace("{partition:int}/{offset:int}", "0/1")
+                    words = [text for text in queries if text in path]
+                    is_tail = path.endswith("/tail")
+                    if is_tail and topic != "orders":
+                        continue  # it would wait for what never comes
+                    params = queries[words[0]] if words else {"closed": "true"}
+                    params = params if words or path.endswith("/dlq") else {}
+                    body: dict[str, Any] | None = None if one.method == "GET" else {"dry_run": True}
+                    if path.endswith("fetch"):
+                        body = {"limit": 10}
+                    answer = await client.request(one.method, path, params=params, json=body)
+                    assert answer.status_code < 500, (path, answer.text)
+                    shown.append((one.method, path, answer.text))
+        async with trunkline.connect(broker.url, token=anna) as bus:
+            for number, pattern in enumerate((">", "*", "*.DLQ", "orders", "system.bus.dlq")):
+                with contextlib.suppress(TimeoutError, Denied):
+                    stream = bus.subscribe(pattern, group=f"w{number}")
+                    async with asyncio.timeout(1), stream as deliveries:
+                        async for delivery in deliveries:
+                            shown.append(("subscribe", pattern, repr(delivery.event)))
+                            await delivery.ack()
+            for topic in ("orders", "secret", "orders.DLQ", "secret.DLQ", "system.bus.dlq"):
+                with contextlib.suppress(Denied):
+                    shown += [("read", topic, repr(one)) for one in await bus.read(topic)]
+            for topic in ("orders", "secret"):
+                with contextlib.suppress(Denied):
+                    async for letter in bus.dead_letters(topic).letters(closed=True):
+                        shown.append(("letters", topic, repr(letter)))
+    assert [one for one in shown if "CANARY" in one[2]] == []
+    seen = {(kind, path) for kind, path, text in shown if "fine" in text}
+    assert {("GET", "/topics/orders/events"), ("GET", "/topics/orders/log")} <= seen
+    assert {("GET", "/v1/stream/orders"), ("GET", "/topics/orders/tail")} <= seen
+    assert {("POST", "/topics/orders/groups/h/fetch"), ("GET", "/topics/orders/dlq")} <= seen
+    assert {("subscribe", "orders"), ("read", "orders"), ("letters", "orders")} <= seen

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,17 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("moto")
 
+import msgspec
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from trunkline.cli import main
 from trunkline.errors import Conflict
 from trunkline.spark.lake import Lake
 from trunkline.spark.lake import lock as locking
 from trunkline.spark.lake.lock import hold
 from trunkline.spark.pipelines import find
-from trunkline.spark.pipelines.run import Runner, read_outcomes
+from trunkline.spark.pipelines.run import Runner, RunResult, read_outcomes
 from trunkline.spark.session.cluster import Cluster
 
 from .object_store import BUCKET, SETTINGS, object_store
@@ -87,6 +93,31 @@ def test_the_tables_are_those_of_a_folder(
     logs = [path for path in lake.storage.files("") if path.endswith(".json")]
     named = b"".join(lake.storage.read(path) or b"" for path in logs)
     assert {name for name in staged if name.encode() not in named} == set()
+
+
+def test_the_status_and_the_report_are_read_from_there(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report.html"
+    show = ["pipeline", "report", "--lake", place, "--out", str(out), "--json"]
+    assert main(show) == 3
+    assert f"there is no lake at {place}" in capsys.readouterr().err
+    lake = Lake(place)
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    row = {"hour": when, "topic": "a b", "type": "t", "events": 7, "bytes": 9}
+    where = lake.storage.delta("traffic")
+    write_deltalake(
+        where["table_uri"], pa.Table.from_pylist([row]), partition_by=["topic"],
+        storage_options=where["storage_options"],
+    )  # fmt: skip
+    lake.storage.replace("_runs.json", msgspec.json.encode([RunResult("traffic", 1, 0.5, "", 0)]))
+
+    assert main(["pipeline", "status", "--lake", place, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "traffic"
+    assert main(show) == 0
+    told = {one["name"]: one["line"] for one in json.loads(capsys.readouterr().out)["tables"]}
+    assert told["traffic"].startswith("7 events of 1 topic")
+    assert "a b" in out.read_text("utf-8")
 
 
 def test_one_holds_a_pipeline_and_the_lock_of_a_killed_one_ends(

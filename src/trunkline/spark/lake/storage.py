@@ -60,6 +60,16 @@ class Storage:
     def _fs(self) -> Any:
         return _s3(self.root, tuple(sorted(self.options.items())))
 
+    def filesystem(self) -> Any:
+        """The place as Arrow sees it, with paths below ``root``."""
+        if self.is_local:
+            return pa_fs.SubTreeFileSystem(self.root, pa_fs.LocalFileSystem())
+        return self._fs()
+
+    def is_there(self) -> bool:
+        """Whether something was ever written to it."""
+        return os.path.isdir(self.root) if self.is_local else bool(self.files(""))
+
     def open_new(self, path: str) -> IO[bytes]:
         """A file to write. It is there as a whole once it is closed."""
         if self.is_local:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -55,7 +54,7 @@ class Report(NamedTuple):
 def find_lake(path: str) -> Lake:
     """The lake at a path where there is one."""
     lake = Lake(path)
-    if not os.path.isdir(lake.path):
+    if not lake.storage.is_there():
         raise NotFound(
             f"there is no lake at {lake.path}", hint="'trunkline pipeline run' makes one"
         )

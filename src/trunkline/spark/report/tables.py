@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -110,13 +109,14 @@ class Tables:
 
         if not self.lake.has(table):
             return
-        place = self.lake.place(table)
-        for commit in reversed(DeltaTable(place).history(OLD_VERSIONS)):
+        where = self.lake.storage.delta(table)
+        files = self.lake.storage.filesystem()
+        for commit in reversed(DeltaTable(**where).history(OLD_VERSIONS)):
             paths: list[str] = []
             with suppress(DeltaError, OSError):  # its log may have been cut since
-                paths = _paths(place, DeltaTable(place, version=commit["version"]))
-            if paths and all(map(os.path.exists, paths)):
-                yield commit["timestamp"], _files(place, paths)
+                paths = _paths(table, DeltaTable(**where, version=commit["version"]))
+            if paths and all(one.is_file for one in files.get_file_info(paths)):
+                yield commit["timestamp"], _files(self.lake, table, paths)
 
 
 def time_column(tables: Tables, table: str) -> str | None:
@@ -136,18 +136,18 @@ def time_step(low_ms: float, high_ms: float, least_s: int = 1) -> int:
 def _dataset(lake: Lake, table: str) -> ds.Dataset | None:
     from deltalake import DeltaTable
 
-    place = lake.place(table)
-    paths = _paths(place, DeltaTable(place))
-    return _files(place, paths) if paths else None
+    paths = _paths(table, DeltaTable(**lake.storage.delta(table)))
+    return _files(lake, table, paths) if paths else None
 
 
-def _paths(place: str, delta: Any) -> list[str]:
+def _paths(table: str, delta: Any) -> list[str]:
     actions = pa.table(delta.get_add_actions(flatten=True))
-    return [os.path.join(place, unquote(path)) for path in actions["path"].to_pylist()]
+    return [f"{table}/{unquote(path)}" for path in actions["path"].to_pylist()]
 
 
-def _files(place: str, paths: Sequence[str]) -> ds.Dataset:
-    return ds.dataset(paths, partitioning="hive", partition_base_dir=place)
+def _files(lake: Lake, table: str, paths: Sequence[str]) -> ds.Dataset:
+    files = lake.storage.filesystem()
+    return ds.dataset(paths, filesystem=files, partitioning="hive", partition_base_dir=table)
 
 
 def plain(value: Any) -> Any:

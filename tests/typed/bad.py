@@ -18,6 +18,7 @@ bus = trunkline.connect("file:.bus")
 trunkline.connect("file:.bus", durabilty="os")  # error: no such option
 trunkline.connect("file:.bus", on_full="explode")  # error: not a choice
 trunkline.connect("ws://127.0.0.1", patience="5")  # error: no such option
+trunkline.open("file:.bus", durabilty="os")  # error: no such option
 bus.on("orders", group="billing", wrokers=4)  # error: no such option
 bus.on("orders", group="billing", on_conflict="replace")  # error: not a choice
 bus.subscribe("orders", group="billing", policy={"max_retries": 3})  # error: not GroupOptions

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from concurrent.futures import Future
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from trunkline.bus import (
     Bus,
@@ -28,17 +28,22 @@ from trunkline.bus import (
 )
 from trunkline.bus.connect import connect
 from trunkline.check import check_delay
+from trunkline.clock import Clock
 from trunkline.delivery.deadletters import Letter, Redrive
 from trunkline.errors import Closed, TrunklineError
 from trunkline.event import Bounds, Event, EventFields, Receipt, Record
 from trunkline.group.members import MemberInfo
 from trunkline.options import (
+    ConnectFields,
     GroupFields,
     GroupOptions,
     OnConflict,
     TopicFields,
     TopicOptions,
 )
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 T = TypeVar("T")
 _LOOK_S = 0.5
@@ -399,6 +404,16 @@ async def _next(subscription: Subscription, timeout_s: float | None) -> Delivery
         return None
 
 
-def open(url: str, **options: Any) -> SyncBus:
-    """Open a bus for a script. Use it in a ``with``, or ``close`` it."""
-    return SyncBus(url, **options)
+def open(
+    url: str,
+    *,
+    middleware: Sequence[object] = (),
+    clock: Clock | None = None,
+    token: str | None = None,
+    tls: SSLContext | None = None,
+    **options: Unpack[ConnectFields],
+) -> SyncBus:
+    """Open a bus for a script, with the options of ``connect``. Use it in a ``with``, or ``close``
+    it.
+    """
+    return SyncBus(url, middleware=middleware, clock=clock, token=token, tls=tls, **options)

@@ -101,7 +101,7 @@ def run_doctor(args: argparse.Namespace) -> int:
             mended = list(_salvage(folder, topics))
             found += mended
             if not mended:
-                out.note("nothing is damaged, so nothing was brought back")
+                out.note("no record is damaged, so none was brought back")
         for topic, options in sorted(topics.items()):
             for partition in range(options.partitions):
                 found += _partition(folder, topic, partition, unread)

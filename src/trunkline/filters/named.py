@@ -8,7 +8,6 @@ in each process that runs the same code, and no address in memory is part of it.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -94,8 +93,8 @@ def _program() -> str:
     """The name of the module that was started: two programs are both ``__main__``."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    name = spec.name if spec is not None else os.path.basename(getattr(main, "__file__", "") or "")
-    return f"__main__[{name}]"
+    name = spec.name if spec is not None else getattr(main, "__file__", None) or ""
+    return f"__main__[{name.rpartition('/')[2]}]"
 
 
 def _digest(code: CodeType | None) -> str:

@@ -412,6 +412,9 @@ MUTANTS = {
     "a lost race leaves its standings": Mutant(
         Group, "roll_back", "self.schedule.line_up()", "pass"
     ),
+    "a record that was redriven is not read": Mutant(
+        Schedule, "follow", "self.missing |= {", "_ = {"
+    ),
     "an ack settles what is before it": Mutant(
         Group,
         "settle",

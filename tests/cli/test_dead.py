@@ -236,3 +236,19 @@ def test_letters_that_a_reader_of_letters_gave_up_are_listed_apart(run: Run) -> 
     assert run("dlq", "redrive", "t.DLQ.DLQ", "1").code == 0
     assert open_letters(run, "t.DLQ.DLQ") == [2]
     assert open_letters(run, "t") == [1, 2, 3, 4]
+
+
+def test_at_a_narrow_terminal_no_column_and_no_word_of_an_error_is_cut(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("pub", "orders.eu", stdin=lines(3))
+    reject("orders.eu", "billing", 3)
+    monkeypatch.setattr("trunkline.cli.dead.is_terminal", lambda: True)
+    monkeypatch.setattr("trunkline.cli.render.is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = run("dlq", "ls", "orders.eu").out
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
+    assert "billing" in shown
+    assert "orders.eu 1: no" in shown
+    assert "…" not in shown

@@ -124,7 +124,7 @@ def test_a_column_that_says_nothing_is_left_out(run: Run) -> None:
     run("pub", "orders", stdin=lines(3))
     run("sub", "orders", "--group", "billing", "--count", "1", "--wait", "5")
     head = run("group", "ls").out.splitlines()[0].split()
-    assert head == ["topic", "group", "floor", "lag"]
+    assert head == ["topic", "group", "floor", "lag", "members"]  # nobody is there: that is news
     run("group", "pause", "orders", "billing")
     assert "paused" in run("group", "ls").out.splitlines()[0].split()
     assert run("group", "ls", "--json").rows[0]["scheduled"] == 0

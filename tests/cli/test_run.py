@@ -202,6 +202,7 @@ def test_a_plain_bus_runs_too(start: Start, tmp_path: Path) -> None:
         (APP, "nowhere:bus", 4, "there is no module nowhere"),
         (APP, "app", 4, "not MODULE:BUS"),
         ("bus = 5\n", "app:bus", 4, "is no bus but int"),
+        ("class bus:\n    def __init__(self, n): ...\n", "app:bus", 4, "cannot be called"),
         ("import missing_part\n", "app:bus", 1, "No module named 'missing_part'"),
     ],
 )

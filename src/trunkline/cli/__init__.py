@@ -115,6 +115,10 @@ Commands = argparse._SubParsersAction
 Run = Callable[[argparse.Namespace], int | None]
 
 
+class Enough(Exception):
+    """``--limit`` or ``--budget`` is used up, and there is more."""
+
+
 class _Help(argparse.HelpFormatter):
     """Knows the width by itself: argparse would import shutil for it, with all compressors."""
 
@@ -305,6 +309,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Enough:
+        if not args.quiet:
+            print("trunkline: there is more (--limit, --budget)", file=sys.stderr)
+        return OK
     return int(code)
 
 

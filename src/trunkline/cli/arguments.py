@@ -177,6 +177,17 @@ def duration(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{error}: {units.DURATIONS}") from None
 
 
+def add_bounds(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that can print much."""
+    parser.add_argument("--limit", type=at_least(1), metavar="N", help="print so many at most")
+    parser.add_argument(
+        "--budget",
+        type=at_least(1),
+        metavar="CHARS",
+        help="print about so many characters at most; the first is always printed",
+    )
+
+
 def at_least(low: int) -> Callable[[str], int]:
     """An argparse type: a whole number from ``low`` on."""
 

@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, NoReturn
 
-from trunkline.cli import ERROR, OK, TAKEN, Run, leaf
-from trunkline.cli.arguments import duration
+from trunkline.cli import ERROR, OK, TAKEN, Enough, Run, leaf
+from trunkline.cli.arguments import add_bounds, duration
 from trunkline.errors import (
     Conflict,
     ConnectionLost,
@@ -47,7 +47,7 @@ _HOOK_MARK = "# trunkline claims guard"
 _GUARD_S = 1.4  # how long a commit waits for claims that are not on this machine
 _NOBODY = "nobody"
 _BELOW = ("check", "guard", "install-hook", "export", "import", "place")
-_VALUED = ("--url", "--context", "--actor")
+_VALUED = ("--url", "--context", "--actor", "--limit", "--budget")
 
 
 def arrange(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -123,6 +123,7 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
 def _listing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="with those that have run out")
     parser.add_argument("--mine", action="store_true", help="those of this actor")
+    add_bounds(parser)
 
 
 def _parser(
@@ -259,17 +260,21 @@ def run_list(args: argparse.Namespace) -> int:
         if getattr(args, "url", ""):
             raise
         return _nobody(args)
-    shown = 0
+    shown = used = 0
     with claims:
         for claim, state in claims.table(every=args.all):
             if args.mine and claim.actor != claims.actor:
                 continue
             if wanted and not any(overlap(one, path) for one in wanted for path in claim.paths):
                 continue
+            row = claim.to_json(state)
+            used += len(json.dumps(row) if args.json else f"{claim.path} {claim.actor}") + 1
+            if shown and (shown == args.limit or used > (args.budget or used)):
+                raise Enough
             if args.quiet and not args.json:
                 print(claim.path)
             else:
-                _show(args, claim.to_json(state), state)
+                _show(args, row, state)
             shown += 1
     return OK if shown else _nobody(args)
 

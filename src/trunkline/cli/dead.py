@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any, cast
 
-from trunkline.cli import ERROR, OK, Commands, branch, leaf
-from trunkline.cli.arguments import at_least, bus_path, choose_bus
-from trunkline.cli.render import Printer, clean, confirm, record_row, to_json
+from trunkline.cli import ERROR, OK, Commands, branch, leaf, width
+from trunkline.cli.arguments import add_bounds, at_least, bus_path, choose_bus
+from trunkline.cli.render import Printer, clean, confirm, is_terminal, record_row, to_json
 from trunkline.cli.still import StillStore, run_still
 from trunkline.delivery.deadletters import Desk, Letter
 from trunkline.errors import NotFound
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trunkline.bus import DeadLetters
     from trunkline.store import Store
 
+_NAMED = 8  # letters of one error that are named
 _COLUMNS = ("letter", "topic", "partition", "offset", "group", "attempts", "reason", "error", "at")
 
 
@@ -38,6 +39,7 @@ def register(commands: Commands[Any]) -> None:
     below = branch(commands, "dlq", "list, show, redrive and drop dead letters")
 
     ls = leaf(below, "ls", run_ls, "list dead letters")
+    add_bounds(ls)
     ls.add_argument("topic", metavar="TOPIC", nargs="?", help="only of these: orders, orders.*")
     ls.add_argument("--closed", action="store_true", help="with those redriven or dropped")
     _add_choice(ls)
@@ -155,6 +157,18 @@ def _row(letter: Letter) -> dict[str, Any]:
     }
 
 
+def _say_errors(out: Printer, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The errors below the table, each once: they are too long for a column."""
+    from textwrap import fill
+
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        found.setdefault((row["topic"], clean(row["error"])), []).append(str(row["letter"]))
+    for (topic, error), letters in found.items():
+        which = " ".join(letters[:_NAMED]) + (" …" if len(letters) > _NAMED else "")
+        out.say(fill(f"{topic} {which}: {error}", width(), subsequent_indent="    "))
+
+
 def run_ls(args: argparse.Namespace) -> int:
     async def run() -> int:
         wanted = to_filter(args.where)
@@ -165,7 +179,14 @@ def run_ls(args: argparse.Namespace) -> int:
                     if wanted is None or wanted(letter.event):
                         rows.append(_row(letter))  # noqa: PERF401 -- reads better
         columns = (*_COLUMNS, "open") if args.closed else _COLUMNS
-        Printer(args).table(rows, columns, "there are no dead letters", optional=("partition",))
+        out = Printer(args)
+        if not is_terminal() or args.json or args.quiet:
+            out.table(rows, columns, "there are no dead letters", optional=("partition",))
+            return OK
+        cut = out.cut(rows, columns)
+        narrow = [name for name in columns if name != "error"]
+        out.table(cut, narrow, "there are no dead letters", optional=("partition",))
+        _say_errors(out, cut)
         return OK
 
     return _run(args, run, reading=True)

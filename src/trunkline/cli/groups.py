@@ -14,6 +14,7 @@ import msgspec
 from trunkline.cli import ERROR, OK, Commands, branch, leaf
 from trunkline.cli.arguments import (
     Point,
+    add_bounds,
     at_least,
     duration,
     open_log,
@@ -49,6 +50,7 @@ def register(commands: Commands[Any]) -> None:
     below = branch(commands, "group", "list, edit, seek, pause, resume and remove groups")
 
     ls = leaf(below, "ls", run_ls, "list groups and how far they are")
+    add_bounds(ls)
     ls.add_argument("topic", metavar="TOPIC", nargs="?", help="only of these: orders, orders.*")
     ls.add_argument("--group", help="only this one")
     ls.add_argument("--all", action="store_true", help="with those that keep the books of dlq")

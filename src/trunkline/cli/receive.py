@@ -33,7 +33,7 @@ from trunkline.cli.arguments import (
     rest,
 )
 from trunkline.cli.records import add_selection, compile_wanted, read_span
-from trunkline.cli.render import Printer, record_writer
+from trunkline.cli.render import Printer, RecordWriter, record_writer
 from trunkline.clock import SystemClock
 from trunkline.errors import InvalidOption, NotFound
 from trunkline.event import Record
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _READ = 1000
 _LOOK_S = 0.05
 Place = tuple[str, int]
-Write = Callable[[Record, int], None]
+Write = RecordWriter
 
 
 def register(commands: Commands[Any]) -> None:
@@ -125,8 +125,8 @@ def run_tail(args: argparse.Namespace) -> int:
             write(record, 0)
         if args.follow:
             for record in _follow(folder, args, reached, None):
-                if wanted(record):
-                    write(record, 0)
+                if wanted(record) and not write.print(record):
+                    break
     return OK
 
 
@@ -198,6 +198,8 @@ def _follow(
 def run_sub(args: argparse.Namespace) -> int:
     check_pattern(args.topic)
     span = None if args.start is None else parse_span(args.start, SystemClock().now())
+    if args.limit is not None:
+        args.count = args.limit if args.count is None else min(args.limit, args.count)
     write = record_writer(args)
     if args.group is None:
         if args.ack == "none":
@@ -395,7 +397,9 @@ async def _consume(args: argparse.Namespace, start: Any, write: Write) -> int:
                     keeper.begin(0, delivery)
                     await run_for(args.command, delivery, url)
                 else:
-                    write(delivery.record, delivery.attempt)
+                    has_room = write.print(delivery.record, delivery.attempt)
                     delivery.finish(Outcome.ACK)
+                    if not has_room:
+                        break
                 shown += 1
     return code[0] if code else OK

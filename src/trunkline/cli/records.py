@@ -19,6 +19,7 @@ from trunkline.cli import DUPLICATE, NOT_FOUND, OK, Commands, leaf
 from trunkline.cli.arguments import (
     Point,
     Span,
+    add_bounds,
     at_least,
     duration,
     in_order,
@@ -96,6 +97,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--partition", type=at_least(0), help="only this one")
     parser.add_argument("--where", metavar="SQL", help="only events that meet this condition")
     parser.add_argument("--format", help=FORMAT_HELP.replace("%", "%%"))
+    add_bounds(parser)
 
 
 def compile_wanted(args: argparse.Namespace) -> Callable[[Record], bool]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from trunkline.cli import width
+from trunkline.cli import Enough, width
 from trunkline.errors import InvalidOption
 from trunkline.event import Event, Record
 
@@ -75,6 +76,8 @@ class Printer:
         self.json: bool = args.json
         self.quiet: bool = args.quiet
         self._no_color: bool = args.no_color
+        self._limit: int | None = getattr(args, "limit", None)
+        self._budget: int | None = getattr(args, "budget", None)
 
     def row(self, row: Row, text: str) -> None:
         """One result: ``row`` for a program, ``text`` for a person."""
@@ -104,6 +107,7 @@ class Printer:
         """A list: every field as JSON, these columns for people, only the first when quiet. An
         ``optional`` column in which every row says nothing (0, no, -) is left out for people.
         """
+        rows = self.cut(list(rows), columns)
         if self.json:
             for row in rows:
                 print(to_json(row))
@@ -129,6 +133,21 @@ class Printer:
             self.say(empty)
         elif not (is_terminal() and self._draw(columns, lines, numbers)):
             print(_aligned([list(columns), *lines], numbers))
+
+    def cut(self, rows: Sequence[Row], columns: Sequence[str]) -> Sequence[Row]:
+        """The first rows, as many as ``--limit`` and ``--budget`` allow, and at least one."""
+        most = len(rows) if self._limit is None else min(self._limit, len(rows))
+        if self._budget is not None:
+            used = 0
+            for at, row in enumerate(rows[:most]):
+                text = to_json(row) if self.json else "  ".join(cell(row[name]) for name in columns)
+                used += len(text) + 1
+                if used > self._budget:
+                    most = max(1, at)
+                    break
+        if most < len(rows):
+            self.note(f"{len(rows) - most} more, of {len(rows)} (--limit, --budget)")
+        return rows[:most]
 
     def _draw(self, columns: Sequence[str], lines: list[list[str]], numbers: list[bool]) -> bool:
         try:
@@ -176,11 +195,18 @@ def fit(lines: list[list[str]], most: int) -> list[list[str]]:
         widths[max(free, key=lambda i: widths[i])] -= 1
     return [
         [
-            text if len(text) <= width else f"{text[: width - 1]}…"
+            text if len(text) <= width else _shorten(text, width)
             for text, width in zip(line, widths, strict=True)
         ]
         for line in lines
     ]
+
+
+def _shorten(text: str, most: int) -> str:
+    """Cut behind a word, if that leaves most of the text."""
+    kept = text[: most - 1]
+    at = kept.rfind(" ")
+    return f"{kept[:at] if at > most // 2 else kept}…"
 
 
 def cell(value: Any) -> str:
@@ -302,10 +328,38 @@ FORMAT_HELP = (
 )
 
 
-def record_writer(args: argparse.Namespace) -> Callable[[Record, int], None]:
-    """Print records as the arguments ask for: by format, as JSON, or for a person at a terminal.
-    A record is out, and not in some buffer, when the call returns.
-    """
+class RecordWriter:
+    """Prints records. A record is out, and not in some buffer, when the call returns."""
+
+    def __init__(self, form: Callable[[Record, int], str], args: argparse.Namespace) -> None:
+        self._form = form
+        self._limit: float = getattr(args, "limit", None) or math.inf
+        self._budget: float = getattr(args, "budget", None) or math.inf
+        self._shown = self._used = 0
+
+    def __call__(self, record: Record, attempt: int = 0) -> None:
+        """Print a record, or raise ``Enough`` if it is one too many. The first is printed however
+        long it is.
+        """
+        line = self._form(record, attempt)
+        if self._shown and (self._shown >= self._limit or self._used + len(line) > self._budget):
+            raise Enough
+        self._print(line)
+
+    def print(self, record: Record, attempt: int = 0) -> bool:
+        """Print a record that nobody else gets; whether there is room for another one."""
+        self._print(self._form(record, attempt))
+        return self._shown < self._limit and self._used < self._budget
+
+    def _print(self, line: str) -> None:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        self._shown += 1
+        self._used += len(line)
+
+
+def record_writer(args: argparse.Namespace) -> RecordWriter:
+    """Print records as the arguments ask for: by format, as JSON, or for a person at a terminal."""
     wanted: str | None = getattr(args, "format", None)
     if wanted is not None:
         write = compile_format(wanted)
@@ -313,12 +367,7 @@ def record_writer(args: argparse.Namespace) -> Callable[[Record, int], None]:
         write = _json_line
     else:
         write = _plain_line
-
-    def out(record: Record, attempt: int = 0) -> None:
-        sys.stdout.write(write(record, attempt))
-        sys.stdout.flush()
-
-    return out
+    return RecordWriter(write, args)
 
 
 def _json_line(record: Record, attempt: int) -> str:

@@ -97,6 +97,15 @@ def find_bus(place: str) -> Bus | SyncBus:
             raise InvalidOption(f"there is no {path} in {module}", name="app")
         found = getattr(found, name)
     if callable(found) and not isinstance(found, Bus | SyncBus):
+        import inspect
+
+        try:
+            inspect.signature(found).bind()
+        except TypeError as error:
+            hint = "a bus, or a function without arguments that returns one"
+            raise InvalidOption(
+                f"{place} cannot be called: {error}", name="app", hint=hint
+            ) from None
         found = found()
     if not isinstance(found, Bus | SyncBus):
         raise InvalidOption(

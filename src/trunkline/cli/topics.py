@@ -11,6 +11,7 @@ import msgspec
 
 from trunkline.cli import ERROR, OK, Commands, branch, leaf
 from trunkline.cli.arguments import (
+    add_bounds,
     at_least,
     open_log,
     parse_point,
@@ -36,6 +37,7 @@ def register(commands: Commands[Any]) -> None:
     below = branch(commands, "topic", "list, create, edit, remove, purge and compact topics")
 
     ls = leaf(below, "ls", run_ls, "list topics")
+    add_bounds(ls)
     ls.add_argument("pattern", metavar="PATTERN", nargs="?", help="only those: orders, orders.*, >")
 
     info = leaf(below, "info", run_info, "show a topic: options, partitions, groups")

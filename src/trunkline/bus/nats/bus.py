@@ -473,6 +473,7 @@ class NatsBus(BusBase):
             raise NotFound(f"there is no group {group} on {topic}", topic=topic, group=group)
         found = []
         again = await self.consumers.lag_again(topic, group)
+        subscribed = await self.members(topic, group)  # of other processes one is known to wait
         for partition in range(self.catalog.topics[topic].partitions):
             info = await self.consumers.info(topic, partition, group)
             here = self._members.get((topic, group))
@@ -487,7 +488,7 @@ class NatsBus(BusBase):
                     lag=info.num_pending + info.num_ack_pending + (0 if partition else again),
                     leases=info.num_ack_pending,
                     waiting=max(0, info.num_redelivered - leases),
-                    members=1 if info.num_waiting else 0,
+                    members=max(1 if info.num_waiting else 0, len(subscribed)),
                     paused=info.paused,
                     policy=policy,
                 )

@@ -10,7 +10,7 @@ import pytest
 
 from trunkline.errors import Conflict, InvalidOption, NotFound
 from trunkline.group import Group, Lease, Saved, backoff_s, load
-from trunkline.group.changes import AnyOp, Settled
+from trunkline.group.changes import AnyOp, Leased, Settled
 from trunkline.options import GroupOptions
 
 NEVER = float("inf")
@@ -475,3 +475,12 @@ def test_what_the_log_does_not_hold_is_no_lag() -> None:
     assert group.lag(20, 10) == 9
     group.redrive([3, 12])
     assert group.lag(20, 10) == 10
+
+
+def test_nothing_goes_before_a_record_that_another_member_began_and_nobody_read_here() -> None:
+    """The clock of the other member is ahead: the record is due there, and not here."""
+    group = Group(GroupOptions(), 0)
+    group.offer(1, "k", due=100.0, wall=0.0)
+    group.offer(2, "k", wall=0.0)
+    group.apply(Leased("bob", 10.0, [(1, 1)]))
+    assert not group.take("ann", now=0.0, wall=0.0, limit=5).leases

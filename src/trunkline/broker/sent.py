@@ -69,9 +69,13 @@ class Sent:
         number = frame.number
         if number <= self._read_to:
             return
-        self._late_by = max(self._late_by, number - self._read_to)
-        opened = self._open
-        self.passed += sum(n in opened for n in range(self._read_to + 1, number + 1))
+        late_by, opened = number - self._read_to, self._open
+        if late_by == 1:  # most often
+            past = int(number in opened)
+        else:
+            self._late_by = max(self._late_by, late_by)
+            past = sum(n in opened for n in range(self._read_to + 1, number + 1))
+        self.passed += past
         self._read_to = number
 
     def upto(self, frame: SentFrame) -> list[SentFrame]:

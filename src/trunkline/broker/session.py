@@ -433,11 +433,11 @@ class Session:
             subscriber.refill()
 
     def forget(self, one: Held) -> None:
-        delivery = one.delivery
-        place = (delivery.topic, delivery.partition, delivery.group)
+        record = one.delivery.record
+        place = (record.event.topic, record.partition, one.delivery.group)
         mine = self.held.get(place)
-        if mine is not None and mine.get(delivery.offset) is one:
-            del mine[delivery.offset]
+        if mine is not None and mine.get(record.offset) is one:
+            del mine[record.offset]
             if not mine:
                 del self.held[place]
                 if not self.held:
@@ -450,15 +450,15 @@ class Session:
         self.forget(one)
         one.subscriber.let_go(one)
         done = delivery.finish(outcome, delay_s, reason)
-        audit = self.hub.options.audit
         if done:
-            held_s = self.hub.clock.monotonic() - one.since
-            self.hub.counts.finished(delivery.topic, delivery.group, outcome.value, held_s)
-        if audit and done and not delivery.topic.startswith(SYSTEM_PREFIX):
-            clock = self.hub.clock
-            facts = settled(delivery, clock.monotonic() - one.since, clock.now())
-            told = reason.partition(TRACEBACK)[0]
-            self.hub.system.audit(outcome.value, **facts, agent=self.who.agent, reason=told)
+            hub, topic = self.hub, delivery.record.event.topic
+            name = "ack" if outcome is Outcome.ACK else outcome.value
+            held_s = hub.clock.monotonic() - one.since
+            hub.counts.finished(topic, delivery.group, name, held_s)
+            if hub.options.audit and not topic.startswith(SYSTEM_PREFIX):
+                facts = settled(delivery, held_s, hub.clock.now())
+                told = reason.partition(TRACEBACK)[0]
+                hub.system.audit(name, **facts, agent=self.who.agent, reason=told)
         return done
 
     @property

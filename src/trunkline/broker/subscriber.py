@@ -140,6 +140,7 @@ class Subscriber:
         elif frame.runs:
             self.subscription.hand_out_runs()
         self.subscription.inbox.revoked = self._revoke
+        self.subscription.inbox.marks = False  # its client has the records, not this process
         self.subscription.inbox.slot = self._session.slot
         await self.subscription.__aenter__()
         if frame.batch:
@@ -341,55 +342,58 @@ class Subscriber:
             session.credits -= len(batch)
         if self._own_credits is not None:
             self._own_credits -= len(batch)
+        audit = self._hub.options.audit
         for delivery in batch:
-            place = (delivery.topic, delivery.partition, delivery.group)
+            record, until = delivery.record, delivery.lease.until
+            topic, offset = record.event.topic, record.offset
+            place = (topic, record.partition, delivery.group)
             mine = session.held.get(place)
             if mine is None:
                 mine = session.held[place] = {}
-            stale = mine.get(delivery.offset)
+            stale = mine.get(offset)
             if stale is not None:
                 stale.subscriber.let_go(stale)
                 stale.delivery.finish(Outcome.NACK, 0.0, "delivered again")
-            one = mine[delivery.offset] = Held(delivery, self, delivery.lease.until, now)
+            one = mine[offset] = Held(delivery, self, until, now)
             self._held.add(one)
             self._sent.add(one)
-            self._timeout_s = max(self._timeout_s, delivery.lease.until - now)
-            again += delivery.attempt > 1
-            data = self._encoded(delivery)
+            if until - now > self._timeout_s:
+                self._timeout_s = until - now
+            data = self._encoded(delivery, now)
             total += len(data)
             session.put(data)
             if len(data) > _LIGHT_BYTES:  # it is kept until it is settled: keep its place alone
-                delivery.record = _emptied(delivery.record)
-            is_told = self._hub.options.audit and not delivery.topic.startswith(SYSTEM_PREFIX)
-            if delivery.attempt > 1 and is_told:
-                self._hub.system.audit(
-                    "redelivery",
-                    topic=delivery.topic,
-                    offset=delivery.offset,
-                    group=delivery.group,
-                    attempt=delivery.attempt,
-                )
-        self.subscription.hand_over(batch)
+                delivery.record = _emptied(record)
+            if delivery.attempt > 1:
+                again += 1
+                if audit and not topic.startswith(SYSTEM_PREFIX):
+                    self._hub.system.audit(
+                        "redelivery",
+                        topic=topic,
+                        offset=offset,
+                        group=delivery.group,
+                        attempt=delivery.attempt,
+                    )
         self._hub.counts.sent(batch[0].topic, len(batch), again)
         self._ahead = max(4, min(512, _AHEAD_BYTES * len(batch) // total))
         if self._timer is None:
             self._arm(now)
 
-    def _encoded(self, delivery: Delivery) -> bytes:
+    def _encoded(self, delivery: Delivery, now: float) -> bytes:
         record = delivery.record
         if self._session.cloudevents:
             event = to_cloudevent(record)
             event |= {"group": delivery.group, "attempt": delivery.attempt}
             return msgspec.json.encode(event)
         message = Message(
-            topic=delivery.topic,
+            topic=record.event.topic,
             partition=record.partition,
             group=delivery.group,
             offset=record.offset,
             attempt=delivery.attempt,
             sub=self.frame.sub,
-            lease_s=round(delivery.lease.until - self._hub.clock.monotonic(), 3),
-            lane=self._lane(delivery),
+            lease_s=round(delivery.lease.until - now, 3),
+            lane=None if delivery.lane is None else self._lane(delivery),
             event=record.event if self._whole else None,
             envelope=None if self._whole else envelope_of(record, delivery.attempt),
         )

@@ -101,13 +101,19 @@ class RemoteSubscription:
         return self
 
     async def __anext__(self) -> Delivery:
-        if self.inbox.life is NEW:
+        inbox = self.inbox
+        if inbox.life is NEW:
             raise Closed("enter the subscription first", hint="async with bus.subscribe(...)")
-        while (delivery := await self.inbox.next()) is not None:
+        while True:
+            if inbox.life is OPEN and inbox.is_ready:
+                delivery = inbox.pop()
+            elif (found := await inbox.next()) is not None:
+                delivery = found
+            else:
+                raise StopAsyncIteration
             if delivery.lease.until > self._bus.clock.monotonic():
                 return delivery
             self._drop_late(delivery)
-        raise StopAsyncIteration
 
     def _drop_late(self, delivery: Delivery) -> None:
         """This process was stopped: the record is another member's by now."""

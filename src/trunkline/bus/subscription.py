@@ -378,10 +378,6 @@ class LocalSubscription:
         """Deliveries that nobody looked at: they come first again, or go back at the end."""
         self.inbox.put_back(deliveries)
 
-    def hand_over(self, deliveries: Sequence[Delivery]) -> None:
-        """Another process has these now: they do not count if this process is killed."""
-        self.inbox.hand_over(deliveries)
-
     def resize(self, max_inflight: int) -> None:
         """From now on hold at most so many deliveries that are not settled."""
         inbox = self.inbox
@@ -513,13 +509,13 @@ class LocalSubscription:
     async def find(self) -> None:
         """Begin with the topics and partitions that are there and were not before."""
         topics = await self._home.store.topics()
-        # What came into being since we began is new from its first record on.
+        # A topic that was made since this began is new: it is read from its first record on.
         since = self._finder is not None and self._start == "latest"
         start: Start = "earliest" if since else self._start
         wanted = topics_of(self._topic, topics)
         self._known |= wanted.keys()
         for name, options in wanted.items():
-            # The first one last: where a group has it, what it lacks was added since.
+            # Partition 0 last: a group that has it lacks only partitions that were added later.
             for partition in reversed(range(options.partitions)):
                 key = GroupKey(name, partition, self._group)
                 if key not in self._pumps:

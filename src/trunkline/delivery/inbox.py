@@ -26,6 +26,7 @@ class Life(Enum):
 
 
 NEW, OPEN, DRAINING, CLOSED = Life
+ACK = Outcome.ACK  # a global name costs less than a member of an enum
 
 
 class DeliverySource(Protocol):
@@ -79,6 +80,7 @@ class DeliveryInbox:
         "late",
         "life",
         "limit",
+        "marks",
         "number",
         "open",
         "read_at",
@@ -94,6 +96,7 @@ class DeliveryInbox:
         self.limit = limit
         self.slot = SuspectSlot()  # shared by the inboxes of one process or client
         self.in_order = False  # by offset, whole lanes at once: its reader works in that order
+        self.marks = True  # whether a record that is read here is in a handler's hands
         self.in_runs = False  # all of a lane that is here at once: its reader takes them in turn
         self.ahead = 0  # how many deliveries may be unread
         self.waiting = 0  # readers of single deliveries that wait
@@ -268,7 +271,7 @@ class DeliveryInbox:
         self.read_at = monotonic()
         found.append(delivery)
         source = self.open.get(delivery)
-        hands = None if source is None else source.in_hand
+        hands = source.in_hand if source is not None and self.marks else None
         if hands is not None:
             hands.begin(delivery.lease.offset)
         lane = delivery.lane
@@ -287,9 +290,10 @@ class DeliveryInbox:
     def pop(self) -> Delivery:
         """The next delivery, which must be here."""
         delivery, came = self._queue.popleft()
-        source = self.open.get(delivery)
-        if source is not None and (hands := source.in_hand) is not None:
-            hands.begin(delivery.lease.offset)
+        if self.marks:
+            source = self.open.get(delivery)
+            if source is not None and (hands := source.in_hand) is not None:
+                hands.begin(delivery.lease.offset)
         left = len(self._queue) + self._behind
         now = monotonic()  # real time, whatever the bus's clock
         is_quick = now - self.read_at <= _SOON_S
@@ -316,7 +320,7 @@ class DeliveryInbox:
             self._end_hold(delivery)
 
     def _end_hold(self, delivery: Delivery) -> None:
-        source = self.open.get(delivery)
+        source = self.open.get(delivery) if self.marks else None
         if source is not None and source.in_hand is not None:
             source.in_hand.end(delivery.lease.offset)
 
@@ -358,9 +362,8 @@ class DeliveryInbox:
         source = self.open.pop(delivery, None)
         if source is None:
             return None
-        hands = source.in_hand
-        if hands is not None and outcome is Outcome.ACK:  # a failure counts once it is committed
-            hands.end(delivery.lease.offset)
+        if outcome is ACK and self.marks and (hands := source.in_hand) is not None:
+            hands.end(delivery.lease.offset)  # a failure counts once it is committed
         lane = delivery.lane
         if lane is not None:
             if self.in_runs and outcome is not Outcome.ACK:

@@ -85,7 +85,10 @@ class Counts:
             return
         self.settled[key] += 1
         if held_s is not None:
-            self.process_s.setdefault((topic, group), Spans()).add(held_s)
+            spans = self.process_s.get((topic, group))
+            if spans is None:
+                spans = self.process_s[topic, group] = Spans()
+            spans.add(held_s)
 
     def _is_full(self, series: Sized, key: tuple[str, ...]) -> bool:
         """Names come from outside: bound them, and count what is left out."""

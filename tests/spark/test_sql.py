@@ -114,7 +114,8 @@ def test_the_page_on_declarative_pipelines_runs(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     root = make_log(tmp_path / "bus", 40)
     page = (DOCS / "declarative.md").read_text("utf-8")
-    blocks = dict(re.findall(r"```(yaml|python)\n(.*?)```", page, re.DOTALL))
+    blocks = dict(re.findall(r"```(yaml|python|sh)\n(.*?)```", page, re.DOTALL))
+    command = blocks["sh"].split()
     home = tmp_path / "project"
     (home / "transformations").mkdir(parents=True)
     spec = blocks["yaml"].replace("/tmp/orders-state", str(tmp_path / "state"))
@@ -126,7 +127,7 @@ def test_the_page_on_declarative_pipelines_runs(tmp_path: Path) -> None:
     place = Path(pyspark.__file__).parent
     for total in (40, 60):
         ran = subprocess.run(
-            [str(place / "bin" / "spark-pipelines"), "run", "--conf", "spark.ui.enabled=false"],
+            [str(place / "bin" / "spark-pipelines"), *command[1:], "--conf", "spark.ui.enabled=false"],
             cwd=home, capture_output=True, text=True, timeout=400,
             env={**os.environ, "SPARK_HOME": str(place), "PYSPARK_PYTHON": sys.executable},
         )  # fmt: skip

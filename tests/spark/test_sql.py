@@ -127,7 +127,7 @@ def test_the_page_on_declarative_pipelines_runs(tmp_path: Path) -> None:
     place = Path(pyspark.__file__).parent
     for total in (40, 60):
         ran = subprocess.run(
-            [str(place / "bin" / "spark-pipelines"), *command[1:], "--conf", "spark.ui.enabled=false"],
+            [str(place / "bin" / command[0]), *command[1:], "--conf", "spark.ui.enabled=false"],
             cwd=home, capture_output=True, text=True, timeout=400,
             env={**os.environ, "SPARK_HOME": str(place), "PYSPARK_PYTHON": sys.executable},
         )  # fmt: skip

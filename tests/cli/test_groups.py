@@ -187,6 +187,25 @@ def test_a_damaged_group_is_told_and_seek_begins_it_anew(run: Run, home: Path) -
     assert kept == ["t__g.journal", "t__g.json"]
 
 
+@pytest.mark.parametrize("ending", ["json", "json.bak", "journal"])
+def test_verify_names_a_damaged_file_that_others_stand_in_for(
+    run: Run, home: Path, ending: str
+) -> None:
+    take(run, 2)
+    take(run, 3)
+    path = home / f".bus/offsets/t__g.{ending}"
+    data = path.read_bytes()
+    middle = len(data) // 2
+    path.write_bytes(data[:middle] + b"\xed\xa0\x80" + data[middle + 3 :])
+
+    found = run("verify", "--json")
+
+    assert found.code == 0  # the group can be read, and no record is damaged
+    assert found.rows[0]["path"] == f"offsets/t__g.{ending}"
+    assert "the checksum does not fit" in found.rows[0]["problem"]
+    assert run("group", "ls", "--json").rows[0]["floor"] == 5
+
+
 def test_a_group_that_cannot_be_read_is_not_taken_for_none(run: Run, home: Path) -> None:
     run("pub", "t", "1")
     for group in ("a", "b"):

@@ -23,6 +23,7 @@ from trunkline.errors import (
 )
 from trunkline.folder import Folder, upkeep
 from trunkline.folder.upkeep import Finding
+from trunkline.folder.verify import verify_group
 from trunkline.log import atomic
 
 _EVENT_BYTES = 400
@@ -75,7 +76,8 @@ def run_verify(args: argparse.Namespace) -> int:
         out.table(rows, ("path", "position", "problem", "severe"))
     if not severe:
         row = {"ok": True, "topics": len(topics), "records": records}
-        out.row(row, f"{amount(len(topics), 'topic')}, {amount(records, 'record')}: no damage")
+        said = "no record is damaged" if found else "no damage"
+        out.row(row, f"{amount(len(topics), 'topic')}, {amount(records, 'record')}: {said}")
     return ERROR if severe else OK
 
 
@@ -113,7 +115,7 @@ def verify_topics(
     for key in folder.groups():
         if key.topic in topics:
             try:
-                folder.look(key, lambda _: None)  # it may be gone by now
+                yield from folder.look(key, lambda _, key=key: list(verify_group(folder.path, key)))
             except Corrupt as error:
                 path = os.path.relpath(error.path, folder.path)
                 yield Finding(path, error.position, error.message)

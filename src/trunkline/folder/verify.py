@@ -11,10 +11,11 @@ from zlib import crc32
 from trunkline.errors import Corrupt, TrunklineError
 from trunkline.folder import Folder
 from trunkline.folder.compaction import Progress
-from trunkline.log import atomic
+from trunkline.log import atomic, layout
 from trunkline.log.head import Head
-from trunkline.log.line import Damaged, Seal, parse
+from trunkline.log.line import Damaged, Seal, is_intact, parse, parse_object
 from trunkline.log.segment import Segment
+from trunkline.names import GroupKey
 
 
 class Finding(NamedTuple):
@@ -83,6 +84,39 @@ def verify(
             yield Finding(f"{topic}/{partition}", 0, f"ends before {expected}, not {head.next}")
     finally:
         reader.close()
+
+
+def verify_group(root: str, key: GroupKey) -> Iterator[Finding]:
+    """Damage to the files of a group that can be read all the same: its snapshots and its journal
+    stand in for each other. The group's lock is held.
+    """
+    stem = layout.group_stem(*key)
+    reach: tuple[int, int] | None = None  # the generation and the position of the snapshot
+    for ending in (".json", ".json.bak"):
+        try:
+            found = parse_object(atomic.read_file(os.path.join(root, stem + ending)).rstrip(b"\n"))
+        except FileNotFoundError:
+            continue
+        except Damaged as error:
+            yield Finding(stem + ending, 0, f"{error}; the group can be read without it", False)
+            continue
+        reach = reach or (found.get("generation", 1), found.get("position", 0))
+    try:
+        first, *lines = atomic.read_file(os.path.join(root, stem + ".journal")).split(b"\n")
+    except FileNotFoundError:
+        return
+    told = "the checksum does not fit; the group's snapshot holds what was there"
+    if not is_intact(first):
+        if lines:  # else it was torn when it was begun
+            yield Finding(stem + ".journal", 0, told, False)
+    elif reach is not None and reach[0] == parse_object(first).get("generation"):
+        position = len(first) + 1
+        for line in lines:  # behind the snapshot the group itself reads them
+            if position >= reach[1]:
+                break
+            if not is_intact(line):
+                yield Finding(stem + ".journal", position, told, False)
+            position += len(line) + 1
 
 
 def _first(segment: Segment) -> int | None:

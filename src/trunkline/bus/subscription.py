@@ -223,7 +223,8 @@ class Pumps:
             raise Conflict(
                 f"group {key.group} has settled offset {settled} of {key.topic}/{key.partition}, "
                 f"which ends before {end}",
-                hint="records were lost or the topic was made anew: 'trunkline group seek'",
+                hint="records were lost, by a power cut for example, or the topic was made anew: "
+                f"'trunkline group seek {key.topic} {key.group} --to N' lets the group go on",
             )
 
 

@@ -186,3 +186,16 @@ async def test_what_is_being_told_at_the_end_is_not_lost() -> None:
         system.audit("denied", n=3)
         await system.close()
         assert [row["n"] for row in await rows(bus, AUDIT, 0)] == [0, 1, 2, 3]
+
+
+async def test_the_audit_does_not_feed_on_its_own_denials() -> None:
+    async with open_local("memory:") as bus:
+        system = System(bus, Counts(), metrics_s=0.0)
+        for topic in ("orders", "system.metrics", AUDIT):
+            system.audit_denial(agent="a", action="read", topic=topic, id="1")
+        system.audit_denial(agent="a", action="publish", topic=AUDIT, id="2")
+        await system.close()
+        said = [record.event.payload for record in await bus.read(AUDIT)]
+
+    told = [(one["topic"], one["action"]) for one in said]
+    assert told == [("orders", "read"), ("system.metrics", "read"), (AUDIT, "publish")]

@@ -173,7 +173,12 @@ class System:
             self._tell(AUDIT, what, {"what": what, **told})
 
     def audit_denial(self, **facts: Any) -> None:
-        """Tell of a denial by a policy, whatever the share of other decisions that is told."""
+        """Tell of a denial by a policy, whatever the share of other decisions that is told. Of a
+        record of the audit that nobody may read only the count is told: to tell of it would be the
+        next such record.
+        """
+        if facts.get("topic") == AUDIT and facts.get("action") == "read":
+            return
         told = {k: v for k, v in facts.items() if v not in (None, "")}
         self._tell(AUDIT, "denied", {"what": "denied", **told})
 

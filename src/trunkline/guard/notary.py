@@ -53,6 +53,7 @@ from trunkline.guard.tree import (
 from trunkline.guard.vault import HEADER as SEALED
 from trunkline.log import atomic, layout
 from trunkline.middleware import PublishNext
+from trunkline.store.file import FileStore
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +91,9 @@ class Notary:
     def __init__(
         self, bus: Bus, signer: Signer, *, every: int = 10_000, interval_s: float = 5.0
     ) -> None:
-        folder = getattr(getattr(bus, "store", None), "folder", None)
-        if not isinstance(folder, Folder) or not isinstance(bus, LocalBus):
+        if not isinstance(bus, LocalBus) or not isinstance(bus.store, FileStore):
             raise InvalidOption("a notary signs a bus in a folder", hint="file:<folder>")
-        self._folder = folder
+        self._folder: Folder = bus.store.folder
         self._signer = signer
         self._clock = bus.clock
         self._every = every

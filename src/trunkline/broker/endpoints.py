@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from heapq import heappop, heappush
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from starlette.responses import Response, StreamingResponse
 
-from trunkline.broker import prometheus as exposition
+from trunkline.broker import prometheus
 from trunkline.broker.cursors import read_mark, read_places
 from trunkline.broker.dlq_pages import page_of
+from trunkline.broker.exposition import MEDIA_TYPE
 from trunkline.broker.http import Ask, decoded, reply
 from trunkline.broker.listing import place_of, show_group, show_topic
 from trunkline.broker.spelling import event_row, letter_row, with_aliases
@@ -124,21 +127,31 @@ def _publishers(asked: NewTopic) -> list[str] | None:
 
 async def list_topics(ask: Ask) -> Response:
     rows = await ask.hub.topics_shown.get()
-    return _page(ask, "topics", [row for row in rows if _may_see(ask, row)], "topic")
+    return _page(ask, "topics", rows, _may_see, "topic")
 
 
 def _may_see(ask: Ask, row: dict[str, Any]) -> bool:
     return ask.hub.allows(ask.who, "read", row["topic"])
 
 
-def _page(ask: Ask, name: str, rows: list[dict[str, Any]], *by: str) -> Response:
-    """A page of rows that are sorted by their members ``by``, and where the next one begins."""
+def _page(
+    ask: Ask,
+    name: str,
+    rows: list[dict[str, Any]],
+    is_shown: Callable[[Ask, dict[str, Any]], bool],
+    *by: str,
+) -> Response:
+    """A page of those rows that are shown, and where the next one begins. The rows are sorted by
+    their members ``by``; only those of the page are looked at.
+    """
     limit = ask.number("limit", PAGE_MAX, 1, PAGE_MAX)
+    place = partial(place_of, by=by)
     after = ask.query("after")
-    if after is not None:
-        rows = [row for row in rows if place_of(row, by) > after]
-    page, more = rows[:limit], len(rows) > limit
-    return reply({name: page, "next": place_of(page[-1], by) if more else None})
+    start = 0 if after is None else bisect_right(rows, after, key=place)
+    shown = (row for row in islice(rows, start, None) if is_shown(ask, row))
+    page = list(islice(shown, limit))
+    more = next(shown, None) is not None
+    return reply({name: page, "next": place(page[-1]) if more else None})
 
 
 async def get_topic(ask: Ask) -> Response:
@@ -401,13 +414,13 @@ async def tail(ask: Ask) -> Response:
 
 async def list_groups(ask: Ask) -> Response:
     every = ask.flag("all")
-    rows = [
-        row
-        for row in await ask.hub.groups_shown.get()
-        if _may_see(ask, row)
-        and (every or not is_hidden(GroupKey(row["topic"], row["partition"], row["group"])))
-    ]
-    return _page(ask, "groups", rows, "topic", "group", "partition")
+
+    def is_shown(ask: Ask, row: dict[str, Any]) -> bool:
+        key = GroupKey(row["topic"], row["partition"], row["group"])
+        return (every or not is_hidden(key)) and _may_see(ask, row)
+
+    rows = await ask.hub.groups_shown.get()
+    return _page(ask, "groups", rows, is_shown, "topic", "group", "partition")
 
 
 async def get_group(ask: Ask) -> Response:
@@ -540,9 +553,8 @@ async def stats(ask: Ask) -> Response:
 
 async def metrics(ask: Ask) -> Response:
     ask.require("read", "system.metrics")
-    families = await ask.hub.families_shown.get()
-    text, kind = exposition.render(ask.hub, families)
-    return Response(text, media_type=kind)
+    text = await prometheus.render(ask.hub, await ask.hub.figures_shown.get())
+    return Response(text, media_type=MEDIA_TYPE)
 
 
 async def healthz(ask: Ask) -> Response:

@@ -16,8 +16,9 @@ from trunkline import access
 from trunkline.access import Principal
 from trunkline.broker import tokens as rights
 from trunkline.broker import topic_rules as configs
+from trunkline.broker.group_looks import GroupLooks
 from trunkline.broker.jobs import Jobs
-from trunkline.broker.listing import show_figures, show_groups, show_topics
+from trunkline.broker.listing import Figures, show_groups, show_topics
 from trunkline.broker.rate import Bucket
 from trunkline.broker.snapshot import Gathered
 from trunkline.broker.sticky import Assignments
@@ -95,8 +96,9 @@ class Hub:
         self.creating = asyncio.Lock()  # held while a stream is made
         self.jobs = Jobs(self.clock)
         self.topics_shown = Gathered(lambda: show_topics(bus, self.configs), self.clock)
-        self.groups_shown = Gathered(lambda: show_groups(bus), self.clock)
-        self.families_shown = Gathered(lambda: show_figures(bus), self.clock)
+        looks = GroupLooks(bus)
+        self.groups_shown = Gathered(lambda: show_groups(looks), self.clock)
+        self.figures_shown = Gathered(Figures(bus, looks).text, self.clock)
         path = self.options.policy
         self._policy_file = None if path is None else PolicyFile(path, clock=self.clock)
         self.system.quotes = path is None  # else whoever may read the letter reads it there
@@ -141,7 +143,7 @@ class Hub:
             await asyncio.gather(self._keeper, return_exceptions=True)
             self.bus.store.bell.ignore(self._heard)
         await self.jobs.close()
-        for shown in (self.topics_shown, self.groups_shown, self.families_shown):
+        for shown in (self.topics_shown, self.groups_shown, self.figures_shown):
             await shown.close()
         self.bus.store.bell.ring(None)  # those who follow a log look up, and see that this ends
         until = asyncio.get_running_loop().time() + (self.options.drain_s or math.inf)

@@ -8,16 +8,18 @@ from typing import Any
 
 import msgspec
 
+from trunkline.broker.exposition import write
+from trunkline.broker.group_looks import GroupLooks
 from trunkline.broker.snapshot import Pace
 from trunkline.broker.spelling import moment, with_aliases
 from trunkline.broker.topic_rules import Configs
+from trunkline.bus import GroupInfo
+from trunkline.bus.groups import group_info
 from trunkline.bus.local import LocalBus
-from trunkline.errors import NotFound
-from trunkline.group import Group
-from trunkline.group.members import MemberInfo, count, select
+from trunkline.group.members import MemberInfo, select
 from trunkline.names import GroupKey
 from trunkline.options import TopicOptions, changed
-from trunkline.patterns.measures import Family, measure
+from trunkline.patterns.measures import Scans, all_topics, measure
 
 _GROUPS_MAX = 1000  # of which Prometheus is told
 
@@ -49,40 +51,37 @@ async def show_topic(
 
 async def show_topics(bus: LocalBus, configs: Configs) -> list[Row]:
     pace, rows = Pace(), []
-    for name, options in sorted((await bus.topics()).items()):
+    for name, options in sorted((await all_topics(bus)).items()):
         rows.append(await show_topic(bus, configs, name, options))
         await pace.turn()
     return rows
 
 
-async def show_group(bus: LocalBus, key: GroupKey, members: list[MemberInfo] | None = None) -> Row:
-    """Where a group stands; who is subscribed to it, unless all members are given."""
-    first, end = await bus.store.bounds(key.topic, key.partition)
-    known = await bus.members(group=key.group) if members is None else members
-
-    wall = bus.clock.now().timestamp()
-
-    def look(group: Group) -> Row:
-        ahead = group.outlook(wall)
-        return {
-            "topic": key.topic,
-            "partition": key.partition,
-            "group": key.group,
-            "last_committed": group.floor,
-            "lag": group.lag(end, first, wall=wall),
-            "scheduled": ahead.scheduled,
-            "next_due": moment(ahead.next_due),
-            "inflight": len(group.leases),
-            "waiting": len(group.waiting),
-            "paused": group.paused,
-            "members": count(known, key.topic, key.group, group.holders()),
-            "policy": changed(group.options),
-        }
-
-    row = await bus.store.change(key, look)
-    if members is None:
-        row["subscribed"] = [show_member(one) for one in select(known, key.topic, key.group)]
+async def show_group(bus: LocalBus, key: GroupKey) -> Row:
+    """Where a group stands, and who is subscribed to it."""
+    known = await bus.members(group=key.group)
+    row = group_row(await group_info(bus.store, key, known))
+    row["subscribed"] = [show_member(one) for one in select(known, key.topic, key.group)]
     return with_aliases(row)
+
+
+def group_row(info: GroupInfo) -> Row:
+    return with_aliases(
+        {
+            "topic": info.topic,
+            "partition": info.partition,
+            "group": info.group,
+            "last_committed": info.floor,
+            "lag": info.lag,
+            "scheduled": info.scheduled,
+            "next_due": moment(info.next_due),
+            "inflight": info.leases,
+            "waiting": info.waiting,
+            "paused": info.paused,
+            "members": info.members,
+            "policy": changed(info.policy),
+        }
+    )
 
 
 def show_member(one: MemberInfo) -> Row:
@@ -90,17 +89,31 @@ def show_member(one: MemberInfo) -> Row:
     return with_aliases({**msgspec.structs.asdict(one), **times})
 
 
-async def show_groups(bus: LocalBus) -> list[Row]:
-    pace, rows = Pace(), []
-    members = await bus.members()
-    for key in await bus.store.groups():
-        try:
-            rows.append(await show_group(bus, key, members))
-        except NotFound:  # it was removed meanwhile
-            continue
+async def show_groups(looks: GroupLooks) -> list[Row]:
+    pace, rows = Pace(), {}
+    for info in await looks.all(pace.turn):
+        row = group_row(info)
+        rows[place_of(row, ("topic", "group", "partition"))] = row
         await pace.turn()
-    return sorted(rows, key=lambda row: place_of(row, ("topic", "group", "partition")))
+    return [rows[place] for place in sorted(rows)]
 
 
-async def show_figures(bus: LocalBus) -> list[Family]:
-    return await measure(bus, audit=False, groups_max=_GROUPS_MAX, turn=Pace().turn)
+class Figures:
+    """The figures of a bus, in the words of Prometheus."""
+
+    def __init__(self, bus: LocalBus, looks: GroupLooks) -> None:
+        self._bus = bus
+        self._looks = looks
+        self._scans = Scans()
+
+    async def text(self) -> bytes:
+        turn = Pace().turn
+        families = await measure(
+            self._bus,
+            audit=False,
+            groups_max=_GROUPS_MAX,
+            groups=await self._looks.all(turn),
+            scans=self._scans,
+            turn=turn,
+        )
+        return await write(families, turn)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import generate_latest
 
+from trunkline.broker.exposition import write
 from trunkline.broker.hub import Hub
-from trunkline.patterns.measures import Families, Family, to_metrics
+from trunkline.broker.snapshot import Pace
+from trunkline.patterns.measures import Families, Family
 
 _TOTALS: Final = {
     "publishes": "Events that were published through this broker, repeats too",
@@ -31,16 +32,12 @@ _GAUGES: Final = {
 }
 
 
-def render(hub: Hub, families: list[Family]) -> tuple[bytes, str]:
-    class Collector:
-        def collect(self) -> Iterator[Any]:
-            yield from to_metrics(own(hub))
-            yield from to_metrics(families)
-
+async def render(hub: Hub, figures: bytes) -> bytes:
+    """The broker's own counts, the figures of its bus, and those of its process."""
+    counts = await write(own(hub), Pace().turn)
     registry = CollectorRegistry()
-    registry.register(Collector())
     ProcessCollector(registry=registry)
-    return generate_latest(registry), CONTENT_TYPE_LATEST
+    return counts + figures + generate_latest(registry)
 
 
 def own(hub: Hub) -> list[Family]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from trunkline.clock import Clock
 
@@ -15,15 +15,21 @@ T = TypeVar("T")
 
 class Gathered(Generic[T]):
     """A value that takes long to gather. A reader gets the last one at once if it is fresh, else
-    the next one; however many readers there are, it is gathered once.
+    the next one, or the last one if the next is not there within ``wait_s``. However many readers
+    there are, it is gathered once.
     """
 
     def __init__(
-        self, gather: Callable[[], Awaitable[T]], clock: Clock, fresh_s: float = 1.0
+        self,
+        gather: Callable[[], Awaitable[T]],
+        clock: Clock,
+        fresh_s: float = 1.0,
+        wait_s: float = 2.0,
     ) -> None:
         self._gather = gather
         self._clock = clock
         self._fresh_s = fresh_s
+        self._wait_s = wait_s
         self._value: T | None = None
         self._at = float("-inf")
         self._gathering: asyncio.Task[T] | None = None
@@ -34,11 +40,17 @@ class Gathered(Generic[T]):
             return value
         if self._gathering is None:
             self._gathering = asyncio.get_running_loop().create_task(self._renew())
-        return await asyncio.shield(self._gathering)
+        gathering = self._gathering
+        if value is not None:
+            await asyncio.wait([gathering], timeout=self._wait_s)
+            if not gathering.done():
+                gathering.add_done_callback(_heard)
+                return value
+        return await asyncio.shield(gathering)
 
     def forget(self) -> None:
         """What was gathered is no longer true."""
-        self._at = float("-inf")
+        self._value, self._at = None, float("-inf")
 
     async def _renew(self) -> T:
         try:
@@ -54,10 +66,16 @@ class Gathered(Generic[T]):
             await asyncio.gather(self._gathering, return_exceptions=True)
 
 
-class Pace:
-    """Give the loop back after each slice of work, for as long as the slice took."""
+def _heard(task: asyncio.Task[Any]) -> None:
+    """Who waited for it was answered already; the next reader is told why it fails."""
+    if not task.cancelled():
+        task.exception()
 
-    def __init__(self, slice_s: float = 0.002) -> None:
+
+class Pace:
+    """Give the loop back after each slice of work, for three times as long as the slice took."""
+
+    def __init__(self, slice_s: float = 0.001) -> None:
         self._loop = asyncio.get_running_loop()
         self._slice_s = slice_s
         self._began = self._loop.time()
@@ -65,5 +83,5 @@ class Pace:
     async def turn(self) -> None:
         took_s = self._loop.time() - self._began
         if took_s >= self._slice_s:
-            await asyncio.sleep(min(took_s, 0.05))
+            await asyncio.sleep(min(3 * took_s, 0.05))
             self._began = self._loop.time()

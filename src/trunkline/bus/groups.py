@@ -13,6 +13,7 @@ from typing import Any
 from trunkline.bus import GroupInfo, Start
 from trunkline.delivery.deadletters import is_hidden, keeps_books
 from trunkline.errors import InvalidOption, NotFound
+from trunkline.event import Bounds
 from trunkline.group import Group
 from trunkline.group.members import MemberInfo, count, select
 from trunkline.names import GroupKey, check_group, check_pattern, check_topic, matches
@@ -64,31 +65,33 @@ async def list_members(
 async def group_info(
     store: Store, key: GroupKey, members: list[MemberInfo] | None = None
 ) -> GroupInfo:
-    first, end = await store.bounds(key.topic, key.partition)
+    bounds = await store.bounds(key.topic, key.partition)
     known = await store.members() if members is None else members
-
     wall = store.clock.now().timestamp()
+    return await store.update(key, lambda group: describe(key, group, bounds, known, wall))
 
-    def look(group: Group) -> GroupInfo:
-        ahead = group.outlook(wall)
-        return GroupInfo(
-            topic=key.topic,
-            partition=key.partition,
-            group=key.group,
-            floor=group.floor,
-            last_settled=group.last_settled,
-            lag=group.lag(end, first, wall=wall),
-            leases=len(group.leases),
-            waiting=len(group.waiting),
-            members=count(known, key.topic, key.group, group.holders()),
-            paused=group.paused,
-            policy=group.options,
-            scheduled=ahead.scheduled,
-            next_due=ahead.next_due,
-            filtered=group.ledger.filtered,
-        )
 
-    return await store.update(key, look)
+def describe(
+    key: GroupKey, group: Group, bounds: Bounds, members: list[MemberInfo], wall: float
+) -> GroupInfo:
+    """Where a group stands at a time, in a log of these bounds."""
+    ahead = group.outlook(wall)
+    return GroupInfo(
+        topic=key.topic,
+        partition=key.partition,
+        group=key.group,
+        floor=group.floor,
+        last_settled=group.last_settled,
+        lag=group.lag(bounds.next, bounds.first, wall=wall),
+        leases=len(group.leases),
+        waiting=len(group.waiting),
+        members=count(members, key.topic, key.group, group.holders()),
+        paused=group.paused,
+        policy=group.options,
+        scheduled=ahead.scheduled,
+        next_due=ahead.next_due,
+        filtered=group.ledger.filtered,
+    )
 
 
 async def find_group(store: Store, topic: str, group: str) -> list[GroupKey]:

@@ -13,23 +13,27 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from trunkline.bus import Bus, GroupInfo
 from trunkline.bus.local import LocalBus
-from trunkline.delivery.deadletters import DESK
+from trunkline.delivery.deadletters import DESK, is_hidden, keeps_books
 from trunkline.errors import OutOfRange, TrunklineError
-from trunkline.names import DEAD_SUFFIX, is_dead
+from trunkline.event import Record
+from trunkline.names import DEAD_SUFFIX, GroupKey, is_dead
+from trunkline.options import TopicOptions
 from trunkline.store.file import FileStore
 from trunkline.store.spans import BOUNDS, Spans
 
+T = TypeVar("T")
 AUDIT: Final = "system.bus.audit"
 FLAGS: Final = "system.flags"
 _LOOK = 2_000  # records of one group that are looked at for those that are not due
 _READ = 1000
+_AT_ONCE = 50
 
 # Each conventional name, and the older name that tells the same.
 NAMES: Final = {
@@ -90,24 +94,33 @@ async def measure(
     *,
     audit: bool = True,
     groups_max: int = 1000,
+    groups: Sequence[GroupInfo] | None = None,
+    scans: Scans | None = None,
     turn: Callable[[], Awaitable[None]] | None = None,
 ) -> list[Family]:
     """The figures of a bus. ``outboxes`` has, by name, a function that counts the waiting rows.
     With ``audit`` the outcomes and durations of the audit are summed up, which reads all of it.
     ``turn`` is awaited between two topics or groups. Groups beyond ``groups_max`` are counted.
+    ``groups`` has all groups, hidden ones too, where the caller knows them already; ``scans``
+    saves the next call from reading what this one has read.
     """
     found = Families()
-    topics = await bus.topics()
+    turn = turn or _go_on
+    topics = await all_topics(bus)
     now = bus.clock.now()
-    groups = await bus.groups()
+    if groups is None:
+        desks = [one for one in await bus.groups(group=DESK) if keeps_books(_key(one))]
+        groups = [*await bus.groups(), *desks]
     # A desk that nobody has used yet has closed no letter.
-    closed = {one.topic: one for one in await bus.groups(group=DESK) if is_dead(one.topic)}
+    closed = {one.topic: one for one in groups if keeps_books(_key(one))}
+    groups = [one for one in groups if not is_hidden(_key(one))]
+    # A bus asks for all topics to check a partition's number, which is known to be one here.
+    bounds = bus.store.bounds if isinstance(bus, LocalBus) else bus.bounds
     for topic, options in sorted(topics.items()):
-        if turn is not None:
-            await turn()
+        await turn()
         records = 0
         for partition in range(options.partitions):
-            _, end = await bus.bounds(topic, partition)
+            _, end = await bounds(topic, partition)
             records += end - 1
         if is_dead(topic):
             of = topic.removesuffix(DEAD_SUFFIX)
@@ -137,10 +150,12 @@ async def measure(
                 records,
                 topic=topic,
             )
+    scans = scans or Scans()
     for info in groups[:groups_max]:
-        if turn is not None:
-            await turn()
-        await _measure_group(bus, found, info, now)
+        await turn()
+        ahead = await scans.ahead(bus, info, now, turn)
+        _measure_group(found, info, ahead, now)
+    scans.forget_unused()
     dropped = float(max(0, len(groups) - groups_max))
     found.add(
         "trunkline_series_dropped",
@@ -205,11 +220,35 @@ def _stored(path: str) -> float:
     return float(total)
 
 
-async def _measure_group(bus: Bus, found: Families, info: GroupInfo, now: datetime) -> None:
-    if info.group == DESK and is_dead(info.topic):
-        return  # nobody consumes by it
+async def all_topics(bus: Bus) -> dict[str, TopicOptions]:
+    """As ``bus.topics()``; a folder of many is listed beside the loop."""
+    store = bus.store if isinstance(bus, LocalBus) else None
+    if isinstance(store, FileStore):
+        return await beside(store, store.folder.topics)
+    return await bus.topics()
+
+
+async def beside(store: FileStore, look: Callable[[], T]) -> T:
+    """What a folder says, asked in a thread; an error of the system as its store tells it."""
+    try:
+        return await asyncio.to_thread(look)
+    except OSError as error:
+        raise store.folder.storage_error(error) from error
+
+
+async def _go_on() -> None:
+    """Nobody else waits for the loop."""
+
+
+def _key(info: GroupInfo) -> GroupKey:
+    return GroupKey(info.topic, info.partition, info.group)
+
+
+def _measure_group(
+    found: Families, info: GroupInfo, ahead: tuple[int, float], now: datetime
+) -> None:
     labels = {"topic": info.topic, "partition": str(info.partition), "group": info.group}
-    found_ahead, oldest_s = await _ahead(bus, info, now)
+    found_ahead, oldest_s = ahead
     late = 0 if info.scheduled else found_ahead  # the lag leaves out those that the group knows
     scheduled = info.scheduled or found_ahead
     ready = max(0, info.lag - info.leases - info.waiting - late)
@@ -230,28 +269,64 @@ async def _measure_group(bus: Bus, found: Families, info: GroupInfo, now: dateti
         found.add(f"trunkline_group_{name}", "gauge", about, float(value), **labels)
 
 
-async def _ahead(bus: Bus, info: GroupInfo, now: datetime) -> tuple[int, float]:
-    """How many unsettled records are not due, and the age of the first one."""
-    if not info.lag:
-        return 0, 0.0
-    start, seen, scheduled, oldest_s = info.floor + 1, 0, 0, 0.0
-    first, _ = await bus.bounds(info.topic, info.partition)
-    start = max(start, first)
-    while seen < min(_LOOK, info.lag + _READ):
-        try:
-            records = await bus.read(info.topic, start, _READ, partition=info.partition)
-        except OutOfRange:
-            break
-        if not records:
-            break
-        if not seen:
-            oldest_s = max(0.0, (now - records[0].event.ts).total_seconds())
-        scheduled += sum(
-            one.event.not_before is not None and one.event.not_before > now for one in records
-        )
-        seen += len(records)
-        start = records[-1].offset + 1
-    return min(scheduled, info.lag), oldest_s
+class _Scan:
+    """What was read from where a group stands on."""
+
+    def __init__(self, start: int) -> None:
+        self.next = start
+        self.seen = 0
+        self.oldest: datetime | None = None
+        self.later: list[datetime] = []  # when those are due that were not
+
+    def add(self, records: Sequence[Record], now: datetime) -> None:
+        if self.oldest is None:
+            self.oldest = records[0].event.ts
+        due = (one.event.not_before for one in records)
+        self.later += [at for at in due if at is not None and at > now]
+        self.seen += len(records)
+        self.next = records[-1].offset + 1
+
+
+class Scans:
+    """Reads ahead of groups. Those that stand at the same record share what was read, also in the
+    next round, for as long as they stand there.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, int, int], _Scan] = {}
+        self._now: dict[tuple[str, int, int], _Scan] = {}
+
+    def forget_unused(self) -> None:
+        """Forget what nobody asked for since the last call."""
+        self._before, self._now = self._now, {}
+
+    async def ahead(
+        self, bus: Bus, info: GroupInfo, now: datetime, turn: Callable[[], Awaitable[None]]
+    ) -> tuple[int, float]:
+        """How many unsettled records are not due, and the age of the first one."""
+        if not info.lag:
+            return 0, 0.0
+        local = bus.store if isinstance(bus, LocalBus) else None
+        place = info.topic, info.partition
+        first, _ = await (bus.bounds(*place) if local is None else local.bounds(*place))
+        start = max(info.floor + 1, first)
+        at = *place, start
+        scan = self._now[at] = self._now.get(at) or self._before.get(at) or _Scan(start)
+        while scan.seen < min(_LOOK, info.lag + _READ):
+            try:
+                if local is None:
+                    records = await bus.read(place[0], scan.next, _READ, partition=place[1])
+                else:  # on this loop: not many at once
+                    records = await local.read(*place, scan.next, _AT_ONCE)
+            except OutOfRange:
+                break
+            if not records:
+                break
+            scan.add(records, now)
+            await turn()
+        scheduled = sum(at > now for at in scan.later)
+        oldest_s = 0.0 if scan.oldest is None else max(0.0, (now - scan.oldest).total_seconds())
+        return min(scheduled, info.lag), oldest_s
 
 
 async def _measure_flags(bus: Bus, found: Families) -> None:

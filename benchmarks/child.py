@@ -1,4 +1,5 @@
-"""What the benchmark runs in a process of its own: a clock's tick, a fresh opening, a victim.
+"""What the benchmark runs in a process of its own: a clock's tick, scrapes, a fresh opening, a
+victim.
 
 ``python -m benchmarks.child WORD FOLDER``; the answer is one JSON object on standard output.
 """
@@ -10,8 +11,11 @@ import itertools
 import json
 import os
 import sys
+from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from time import monotonic_ns, perf_counter, sleep
+from urllib.parse import quote
 
 import trunkline
 from benchmarks.harness import EVENT_BYTES, TOPIC, payloads, publish_rate, resident_mb
@@ -28,6 +32,34 @@ def tick() -> None:
         if wait > 0:
             sleep(wait)
         os.write(1, monotonic_ns().to_bytes(STAMP_BYTES, "little"))
+
+
+def scrape(address: str) -> None:
+    """For each line on standard input ask a broker for what operators look at, all pages of it,
+    and write how long that took in all: ``METRICS_MS GROUPS_MS TOPICS_MS``.
+    """
+    wire = HTTPConnection(address, timeout=60)
+
+    def get(path: str) -> bytes:
+        wire.request("GET", path)
+        answer = wire.getresponse()
+        said = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {answer.status} {said[:200]!r}")
+        return said
+
+    def pages(path: str) -> None:
+        after: str | None = ""
+        while after is not None:
+            after = json.loads(get(f"{path}?after={quote(after)}"))["next"]
+
+    for _ in sys.stdin:
+        took = []
+        for ask in (partial(get, "/metrics"), partial(pages, "/groups"), partial(pages, "/topics")):
+            started = perf_counter()
+            ask()
+            took.append(f"{(perf_counter() - started) * 1000:.2f}")
+        print(*took, flush=True)
 
 
 async def open_log(folder: Path) -> dict[str, float]:
@@ -125,6 +157,8 @@ def main() -> None:
     match word:
         case "tick":
             tick()
+        case "scrape":
+            scrape(rest[0])
         case "open":
             print(json.dumps(asyncio.run(open_log(Path(rest[0])))))
         case "victim":

@@ -1,19 +1,46 @@
-"""The HTTP side of a broker in a process of its own: redriving dead letters, and publishing."""
+"""The HTTP side of a broker in a process of its own: redriving dead letters, publishing, scrapes of
+thousands of groups, and a folder of a thousand topics.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
+import statistics
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import cycle
 from pathlib import Path
-from time import perf_counter
+from time import monotonic_ns, perf_counter
 from typing import Any
 
-from benchmarks.harness import TOPIC, Pair, Run, SyncProbe, line, payloads, percentile
-from benchmarks.lines_broker import broker
+from benchmarks.harness import (
+    TOPIC,
+    Pair,
+    Run,
+    SyncProbe,
+    least_stolen,
+    line,
+    middle,
+    payloads,
+    percentile,
+)
+from benchmarks.lines_broker import broker, client
+from benchmarks.pace import Side, ticks, turn
+from trunkline.group import Group
+from trunkline.names import GroupKey
+from trunkline.options import GroupOptions
 
 LETTERS = 10_000
 LETTERS_S = 5_000.0
+GROUPS = (20, 10, 10)  # topics, partitions of each, groups on each
+SCRAPE_S = 1.0
+SCRAPED = 2_000  # events of one turn, at one a millisecond
+TOPICS = 1_000
 
 
 def _post(wire: http.client.HTTPConnection, path: str, body: Any, **headers: str) -> Any:
@@ -89,3 +116,204 @@ async def http_publish_p50(run: Run) -> Pair:
         wire.close()
     probe.close()
     return Pair(percentile(took, 0.5) * 1000, probe.p(0.5) * 1000)
+
+
+@line("scraped-publish-p99", against="without scrapes", unit="ms", goal="<= 1.5")
+async def scraped_publish_p99(run: Run) -> Pair:
+    """1,000 events a second, each timed from the moment it arises in another process to its
+    receipt, while `/metrics` and all pages of `/groups` and `/topics` are asked for each second,
+    over 2,000 partitions of groups that have records to deliver.
+    """
+    folder, ready = run.fresh(), cycle(payloads())
+    await _add_groups(folder, *(run.count(full, 2) for full in GROUPS))
+    async with (
+        broker(folder) as url,
+        client(url) as bus,
+        _scraper(url) as scrape,
+        ticks() as stamps,
+    ):
+        side = _published(bus)
+        count = run.count(SCRAPED, 50)
+
+        async def both() -> Pair:
+            alone = await turn(side, stamps, ready, count)
+            async with _scraping(scrape):
+                beside = await turn(side, stamps, ready, count)
+            return Pair(percentile(beside, 0.99), percentile(alone, 0.99))
+
+        await scrape()
+        await both()
+        return middle(await least_stolen(run.rounds, both))
+
+
+async def _add_groups(folder: Path, topics: int, partitions: int, groups: int) -> None:
+    """Topics of a few records, and groups that have settled half of them."""
+    from trunkline.bus.connect import open_local
+
+    async with open_local(f"file:{folder}") as bus:
+        for topic in (f"{TOPIC}.{number}" for number in range(topics)):
+            await bus.define(topic, partitions=partitions)
+            for start in range(partitions):
+                await bus.publish_many(topic, payloads(10), key=f"k{start}")
+            for partition in range(partitions):
+                _, end = await bus.bounds(topic, partition)
+                for number in range(groups):
+                    key = GroupKey(topic, partition, f"group-{number}")
+                    await bus.store.change(key, partial(_begin, end // 2))
+
+
+def _begin(floor: int, group: Group) -> None:
+    group.define(GroupOptions(), floor)
+
+
+def _published(bus: Any) -> Side:
+    """What is timed is the receipt, not the delivery."""
+
+    async def publish(topic: str, payload: Any) -> None:
+        await bus.publish(topic, payload)
+        side.took.append((monotonic_ns() - payload["at"]) / 1e6)
+
+    side = Side(publish)
+    return side
+
+
+@asynccontextmanager
+async def _scraper(url: str) -> AsyncIterator[Callable[[], Awaitable[list[float]]]]:
+    """A process that scrapes when it is told to: how many ms `/metrics`, `/groups` and `/topics`
+    took.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.child", "scrape", url.partition("://")[2].rstrip("/")),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    wire, said = process.stdin, process.stdout
+
+    async def scrape() -> list[float]:
+        wire.write(b"\n")
+        return [float(word) for word in (await said.readline()).split()]
+
+    try:
+        yield scrape
+    finally:
+        wire.close()
+        await process.wait()
+
+
+@asynccontextmanager
+async def _scraping(scrape: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
+    """Scrape each second until the body ends, and wait for the last answer."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    async def keep() -> None:
+        while not ended.is_set():
+            until = loop.time() + SCRAPE_S
+            await scrape()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), max(0.0, until - loop.time()))
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(keep())
+        yield
+        ended.set()
+
+
+async def _many(folder: Path, topics: int) -> None:
+    """Topics of one record each; the first is the one that is published to."""
+    from trunkline.bus.connect import open_local
+
+    async with open_local(f"file:{folder}") as bus:
+        for number in range(topics):
+            await bus.publish(f"{TOPIC}.{number}" if number else TOPIC, number)
+
+
+async def _folders(run: Run) -> tuple[Path, Path]:
+    """A folder of 1,000 topics, and one of one."""
+    many = await run.once("many topics", lambda folder: _many(folder, run.count(TOPICS, 10)))
+    return many, await run.once("one topic", lambda folder: _many(folder, 1))
+
+
+@line("topics-1000-ready", against="a folder of one topic", unit="ms", goal="<= 2")
+async def topics_1000_ready(run: Run) -> Pair:
+    """From the start of the process until `/readyz` says yes."""
+    many, one = await _folders(run)
+
+    async def ready_ms(folder: Path) -> float:
+        started = perf_counter()
+        async with broker(folder) as url:
+            await asyncio.to_thread(_get, url, "/readyz")
+            return (perf_counter() - started) * 1000
+
+    async def both() -> Pair:
+        return Pair(await ready_ms(many), await ready_ms(one))
+
+    await both()
+    return middle(await least_stolen(run.rounds, both))
+
+
+@line("topics-1000-publish-p50", against="a folder of one topic", unit="ms", goal="<= 1.5")
+async def topics_1000_publish_p50(run: Run) -> Pair:
+    """One event after another to one topic, over a WebSocket."""
+    many, one = await _folders(run)
+    ready = cycle(payloads())
+    async with (
+        broker(many) as url,
+        client(url) as bus,
+        broker(one) as other_url,
+        client(other_url) as other,
+    ):
+
+        async def p50(bus: Any) -> float:
+            took = []
+            for _ in range(run.count(300, 10)):
+                started = perf_counter()
+                await bus.publish(TOPIC, next(ready))
+                took.append((perf_counter() - started) * 1000)
+            return percentile(took, 0.5)
+
+        async def both() -> Pair:
+            return Pair(await p50(bus), await p50(other))
+
+        await both()
+        return middle(await least_stolen(run.rounds, both))
+
+
+@line("topics-1000-metrics", against="1 s", unit="ms", goal="<= 1")
+async def topics_1000_metrics(run: Run) -> Pair:
+    """One `/metrics` that is gathered anew."""
+    return Pair(await _answer_ms(run, "/metrics"), 1000.0)
+
+
+@line("topics-1000-page", against="1 s", unit="ms", goal="<= 1")
+async def topics_1000_page(run: Run) -> Pair:
+    """The first page of `/topics`, gathered anew."""
+    return Pair(await _answer_ms(run, "/topics"), 1000.0)
+
+
+async def _answer_ms(run: Run, path: str) -> float:
+    """The median of answers that come too late for what was gathered for the one before."""
+    many, _ = await _folders(run)
+    took = []
+    async with broker(many) as url:
+        await asyncio.to_thread(_get, url, path)
+        for _ in range(run.rounds):
+            await asyncio.sleep(1.1)
+            started = perf_counter()
+            await asyncio.to_thread(_get, url, path)
+            took.append((perf_counter() - started) * 1000)
+    return statistics.median(took)
+
+
+def _get(url: str, path: str) -> bytes:
+    wire = _wire(url)
+    try:
+        wire.request("GET", path)
+        answer = wire.getresponse()
+        said = answer.read()
+    finally:
+        wire.close()
+    if answer.status != 200:
+        raise RuntimeError(f"{path}: {answer.status} {said[:200]!r}")
+    return said

@@ -25,6 +25,7 @@ from trunkline.folder import Folder, upkeep
 from trunkline.folder.upkeep import Finding
 from trunkline.folder.verify import verify_group
 from trunkline.log import atomic
+from trunkline.names import GroupKey
 
 _EVENT_BYTES = 400
 
@@ -115,7 +116,7 @@ def verify_topics(
     for key in folder.groups():
         if key.topic in topics:
             try:
-                yield from folder.look(key, lambda _, key=key: list(verify_group(folder.path, key)))
+                yield from _verify_group(folder, key)
             except Corrupt as error:
                 path = os.path.relpath(error.path, folder.path)
                 yield Finding(path, error.position, error.message)
@@ -124,6 +125,10 @@ def verify_topics(
                 severe = is_wrong(error)
                 said = error.message if severe else f"not looked at: {error.message}"
                 yield Finding(place, 0, said, severe)
+
+
+def _verify_group(folder: Folder, key: GroupKey) -> list[Finding]:
+    return folder.look(key, lambda _: list(verify_group(folder.path, key)))
 
 
 def is_wrong(error: StorageError) -> bool:

@@ -210,7 +210,7 @@ def test_the_doctor_salvages_what_can_be_read(run: Run, sealed: Path, home: Path
         "49 records of t.00000001.jsonl were brought back, offset 20 is lost; "
         "the damaged file is quarantine/t.00000001.jsonl"
     )
-    assert "nothing was brought back" in run("doctor", "--salvage").err
+    assert "none was brought back" in run("doctor", "--salvage").err
     kept = [row["offset"] for row in run("get", "t", "1:").rows]
     assert kept == [n for n in range(1, 61) if n != 20]
     assert [path.name for path in (home / ".bus" / "quarantine").iterdir()] == [sealed.name]

@@ -144,3 +144,14 @@ def test_a_reader_that_left_gets_no_lease(run: Run, home: Path) -> None:
         taker.stdout.close()
     again = run("take", "t", "--group", "g").rows[0]
     assert (again["offset"], again["attempt"]) == (1, 1)
+
+
+def test_why_gives_no_time_to_a_lease_of_unknown_length(run: Run) -> None:
+    run("pub", "t", stdin=lines(1))
+    [event] = run("get", "t", "1", "--json").rows
+    run("ack", run("take", "t", "--group", "g", "--lease", "5m").rows[0]["handle"])
+
+    steps = run("why", event["id"], "--json").rows
+
+    assert [step["what"] for step in steps] == ["published", "delivered", "settled"]
+    assert [bool(step.get("at")) for step in steps] == [True, False, False]

@@ -355,3 +355,24 @@ async def test_members_follow_another_ordering(bus: NatsBus, url: str) -> None:
         await bus.publish_many("orders", list(range(6)))
         both = await take(mine, 3) + await take(theirs, 3)
         assert sorted(delivery.event.payload for delivery in both) == list(range(6))
+
+
+async def test_a_schedule_keeps_a_bounded_number_of_firings(
+    bus: NatsBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    fired = asyncio.Event()
+
+    @bus.every("1s", name="tick")
+    async def tick() -> None:
+        fired.set()
+
+    await bus.start()
+    async with asyncio.timeout(20):
+        await fired.wait()
+    kept = {
+        name: options.retention_records
+        for name, options in (await bus.topics()).items()
+        if not name.startswith("system.heartbeat")
+    }
+    assert list(kept.values()) == [10_000], kept
+    assert not caplog.records

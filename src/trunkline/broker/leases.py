@@ -217,8 +217,8 @@ async def term_leases(ask: Ask) -> Response:
 
 
 _LOST = {
-    HandleState.FREE: "the lease ran out, and the record is to be delivered again",
-    HandleState.TAKEN: "the lease ran out, and another member has the record",
+    HandleState.FREE: "the lease is over, and the record is to be delivered again",
+    HandleState.TAKEN: "the lease is over, and another member has the record",
     HandleState.SETTLED: "the record is settled already",
     HandleState.GONE: "the group was moved or removed since",
 }

@@ -18,7 +18,7 @@ from trunkline.cli.render import Printer, amount, progress, size
 from trunkline.delivery.deadletters import DESK, is_hidden
 from trunkline.errors import Corrupt, NoBus, StorageError, TrunklineError
 from trunkline.files import ndjson
-from trunkline.folder import Folder
+from trunkline.folder import Folder, in_hand
 from trunkline.folder.repair import salvage
 from trunkline.log import atomic
 from trunkline.log.segment import Segment
@@ -359,7 +359,7 @@ def _letters(folder: Folder, topics: dict[str, TopicOptions], most: int) -> Iter
 
 
 def _members(folder: Folder) -> Iterator[Diagnosis]:
-    names = folder.names("members")
+    names = [name for name in folder.names("members") if not name.endswith(in_hand.SUFFIX)]
     gone = [name for name in names if not folder.is_alive(name)]
     if gone:
         yield Diagnosis(

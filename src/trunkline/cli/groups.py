@@ -276,7 +276,7 @@ def run_info(args: argparse.Namespace) -> int:
         return OK
     out.table(rows, _COLUMNS, optional=OPTIONAL)
     if not any(row["subscribed"] for row in rows):
-        out.say("\nnobody is subscribed")
+        out.say("\nno process is subscribed")
     for topic in dict.fromkeys(row["topic"] for row in rows):
         found = next(row["subscribed"] for row in rows if row["topic"] == topic)
         if found:

@@ -19,8 +19,8 @@ Answer = tuple[str, dict[str, Any], int]
 Verb = Callable[["Store", "LeaseHandle"], Awaitable[Answer]]
 
 _LOST = {
-    "free": ("the lease ran out, and the event is to be delivered again", TAKEN),
-    "taken": ("the lease ran out, and another member has the event", TAKEN),
+    "free": ("the lease is over, and the event is to be delivered again", TAKEN),
+    "taken": ("the lease is over, and another member has the event", TAKEN),
     "settled": ("the event is settled already", TAKEN),
     "gone": ("the group was moved or removed since", NOT_FOUND),
 }

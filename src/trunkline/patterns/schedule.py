@@ -139,7 +139,7 @@ class Timetable:
     async def _begin(self) -> datetime:
         """After which time it fires: now, or the last firing if missed ones are caught up."""
         if self.topic not in await self._bus.topics():
-            await self._bus.define(self.topic, retention_records=_KEPT)
+            await self._bus.define(self.topic, retention_records=_KEPT, retain_unsettled=False)
         now = self._bus.clock.now()
         last = await self._last() if self._missed == "all" else None
         return now if last is None else min(last, now)

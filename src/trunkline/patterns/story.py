@@ -17,7 +17,8 @@ import msgspec
 from trunkline.delivery.deadletters import read_letter
 from trunkline.errors import NotFound
 from trunkline.event import Record
-from trunkline.names import DEAD_SUFFIX, is_dead
+from trunkline.names import DEAD_SUFFIX, is_dead, is_handle
+from trunkline.units import write_time
 
 ATTENTION: Final = "system.attention"
 DEFERRED: Final = "attention.deferred."
@@ -27,13 +28,16 @@ _READ = 1000
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``at`` is None where the files do not tell the time."""
+    """``at`` is None where the files do not tell the time. Then ``near`` is the time of a step next
+    to it, by which it finds its place in the story.
+    """
 
     what: str
     text: str
     at: datetime | None = None
     group: str = ""
     facts: dict[str, Any] = {}
+    near: datetime | None = None
 
 
 class Story(msgspec.Struct, frozen=True):
@@ -74,9 +78,9 @@ def tell(bus: Any, path: str, id_: str) -> Story:
         )
     if mine is None:  # a gate dropped it, or it was denied
         steps.insert(0, Step("not published", "it was never appended to its topic"))
-    timed = sorted((one for one in steps[1:] if one.at is not None), key=lambda one: str(one.at))
-    untimed = [one for one in steps[1:] if one.at is None]
-    ordered = [steps[0], *timed, *untimed]
+    untimed = [one for one in steps[1:] if _place(one) is None]
+    timed = [one for one in steps[1:] if _place(one) is not None]
+    ordered = [steps[0], *sorted(timed, key=lambda one: str(_place(one))), *untimed]
     if mine is None:
         return Story(id_, str(ordered[1].facts.get("topic", "")), 0, 0, ordered)
     return Story(id_, mine.topic, mine.partition, mine.offset, ordered)
@@ -185,7 +189,8 @@ def _journal_steps(path: str, mine: Record) -> Iterable[Step]:
             head = lines[0] if lines else {}
             if (head.get("topic"), head.get("partition")) == (mine.topic, mine.partition):
                 snapshot = next(_lines(os.path.join(folder, name[:-8] + ".json")), {})
-                yield from _group_steps(str(head.get("group", "")), lines, snapshot, mine.offset)
+                group = str(head.get("group", ""))
+                yield from _in_order(_group_steps(group, lines, snapshot, mine.offset), mine)
 
 
 def _lines(path: str) -> Iterator[dict[str, Any]]:
@@ -221,17 +226,20 @@ def _group_steps(
                 steps.append(Step("skipped", f"group {group} began behind it", None, group))
                 settled = True
         elif op == "leased":
-            at = clock.wall(float(line["until"]) - timeout_s)
             if _has(line.get("offsets", ()), offset):
                 attempt, holder = attempt + 1, str(line.get("by", ""))
+                at = None  # a lease to a handle has a length of its own
+                if not is_handle(holder):
+                    at = clock.wall(float(line["until"]) - timeout_s)
                 text = f"group {group}: delivered to member {holder}, attempt {attempt}"
                 facts = {"member": holder, "attempt": attempt}
                 steps.append(Step("delivered", text, at, group, facts))
         elif op == "failed":
             for again, due in line.get("again", ()):
                 if again == offset:
-                    when = clock.wall(float(due))
-                    text = f"group {group}: attempt {attempt} failed, next one not before {when}"
+                    text = f"group {group}: attempt {attempt} failed"
+                    if (when := clock.wall(float(due))) is not None:
+                        text += f", the next one not before {write_time(when)}"
                     steps.append(Step("failed", text, None, group, {"attempt": attempt}))
         elif op == "returned" and _has(line.get("offsets", ()), offset):
             attempt -= 1
@@ -261,22 +269,24 @@ def _group_steps(
         else:
             text = f"group {group}: {'settled' if done else 'not delivered yet'}"
             steps.append(Step("settled" if done else "waiting", text, None, group))
-    return _in_order(steps)
+    return steps
 
 
 def _has(ranges: Iterable[Any], offset: int) -> bool:
     return any(first <= offset <= last for first, last in ranges)
 
 
-def _in_order(steps: list[Step]) -> list[Step]:
-    """Give a step without a time the time of the one before it: a journal is in order. A redrive
-    comes later than that, behind its dead letter: it has the time of the delivery that follows.
+def _place(step: Step) -> datetime | None:
+    return step.at or step.near
+
+
+def _in_order(steps: list[Step], mine: Record) -> Iterator[Step]:
+    """Put a step without a time next to the one before it: a journal is in order. A redrive comes
+    later than that, behind its dead letter: it stands before the delivery that follows.
     """
-    found: list[Step] = []
-    at: datetime | None = None
+    near: datetime | None = mine.event.ts
     for number, step in enumerate(steps):
-        at = step.at or at
+        near = step.at or near
         if step.what == "redriven":
-            at = next((one.at for one in steps[number:] if one.at is not None), None)
-        found.append(msgspec.structs.replace(step, at=at))
-    return found
+            near = next((one.at for one in steps[number:] if one.at is not None), None)
+        yield step if step.at else msgspec.structs.replace(step, near=near)

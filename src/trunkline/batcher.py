@@ -51,11 +51,13 @@ class Batcher(Generic[T]):
 
     def add(self, item: T, size: int = 0, wait_s: float = 0.0) -> None:
         """Put an item into the batch, which ends ``wait_s`` from now at the latest."""
-        if self._size + size > self._size_max and self._items:
+        items, total = self._items, self._size + size
+        if items and total > self._size_max:
             self.flush()
-        self._items.append(item)
-        self._size += size
-        if len(self._items) >= self._count_max or self._size >= self._size_max:
+            items, total = self._items, size
+        items.append(item)
+        self._size = total
+        if len(items) >= self._count_max or total >= self._size_max:
             self.flush()
         elif self._planned is None or wait_s < self._planned[0]:
             self.plan(wait_s)

@@ -363,18 +363,31 @@ class Session:
         if first is None:  # an ack of its own makes final what that of another covered
             self._uncover(frame)
         if held:
-            chosen = first.subscriber.acked(first) if first is not None else []
+            found = first.subscriber.acked(first) if first is not None else []
+            for one in found:
+                self._let_go(one)
             for offset in frame.offsets or ():
-                one = held.get(offset)
-                if one is not None and one not in chosen:
-                    chosen.append(one)
-                    one.subscriber.heard_of(one)  # it alone: to name offsets is to ack each
-            for one in chosen:
-                count += self.finish(one, Outcome.ACK)
-            for subscriber in {one.subscriber for one in chosen}:
-                subscriber.refill()
+                if (other := held.get(offset)) is not None:
+                    other.subscriber.heard_of(other)  # it alone: to name offsets is to ack each
+                    self._let_go(other)
+                    found.append(other)
+            count = self._ack_all(found)
         if frame.corr is not None:
             self.tell(Ok(corr=frame.corr, count=count))
+
+    def _ack_all(self, frames: list[Held]) -> int:
+        """Ack frames that were let go of; how many of them were not finished before."""
+        by_subscriber: dict[Subscriber, list[Held]] = {}
+        for one in frames:
+            by_subscriber.setdefault(one.subscriber, []).append(one)
+        now, count = self.hub.clock.monotonic(), 0
+        for subscriber, mine in by_subscriber.items():
+            mine = [one for one in mine if one.delivery.outcome is None]
+            count += subscriber.subscription.inbox.ack_all([one.delivery for one in mine])
+            for one in mine:
+                self._tell_finished(one, "ack", "", now)
+            subscriber.refill()
+        return count
 
     def _nack(self, frame: Nack) -> None:
         one = self.held.get((frame.topic, frame.partition, frame.group), {}).get(frame.offset)
@@ -446,20 +459,24 @@ class Session:
     def finish(
         self, one: Held, outcome: Outcome, delay_s: float | None = None, reason: str = ""
     ) -> bool:
-        delivery = one.delivery
+        self._let_go(one)
+        done = one.delivery.finish(outcome, delay_s, reason)
+        if done:
+            self._tell_finished(one, outcome.value, reason, self.hub.clock.monotonic())
+        return done
+
+    def _let_go(self, one: Held) -> None:
         self.forget(one)
         one.subscriber.let_go(one)
-        done = delivery.finish(outcome, delay_s, reason)
-        if done:
-            hub, topic = self.hub, delivery.record.event.topic
-            name = "ack" if outcome is Outcome.ACK else outcome.value
-            held_s = hub.clock.monotonic() - one.since
-            hub.counts.finished(topic, delivery.group, name, held_s)
-            if hub.options.audit and not topic.startswith(SYSTEM_PREFIX):
-                facts = settled(delivery, held_s, hub.clock.now())
-                told = reason.partition(TRACEBACK)[0]
-                hub.system.audit(name, **facts, agent=self.who.agent, reason=told)
-        return done
+
+    def _tell_finished(self, one: Held, outcome: str, reason: str, now: float) -> None:
+        hub, delivery, held_s = self.hub, one.delivery, now - one.since
+        topic = delivery.record.event.topic
+        hub.counts.finished(topic, delivery.group, outcome, held_s)
+        if hub.options.audit and not topic.startswith(SYSTEM_PREFIX):
+            facts = settled(delivery, held_s, hub.clock.now())
+            told = reason.partition(TRACEBACK)[0]
+            hub.system.audit(outcome, **facts, agent=self.who.agent, reason=told)
 
     @property
     def subscriptions(self) -> int:

@@ -79,6 +79,9 @@ _TOKEN = "pass token= or set TRUNKLINE_TOKEN; 'trunkline token create' makes one
 class User(Protocol):
     """The bus, as its link sees it."""
 
+    def heard(self) -> None:
+        """A message came: its frames follow."""
+
     def came(self, message: Message) -> None: ...
 
     def revoked(self, frame: Revoked) -> None: ...
@@ -390,6 +393,7 @@ class Link:
                 ask.answer.set_result(outcome)
 
     def heard(self, data: bytes) -> None:
+        self._user.heard()
         for frame in read_told(data):
             try:
                 self._hear(frame)

@@ -80,13 +80,16 @@ class Outgoing:
         frames: list[bytes] = []
         events: list[_Event] = []
         for item in items:
-            if events and not (isinstance(item, _Event) and item.topic == events[0].topic):
-                frames.append(_publish_frame(events))
-                events = []
-            if isinstance(item, _Event):
-                events.append(item)
-            else:
+            if isinstance(item, bytes):
+                if events:
+                    frames.append(_publish_frame(events))
+                    events = []
                 frames.append(item)
+            else:
+                if events and item.topic != events[0].topic:
+                    frames.append(_publish_frame(events))
+                    events = []
+                events.append(item)
         if events:
             frames.append(_publish_frame(events))
         if self._acks:

@@ -96,6 +96,7 @@ class RemoteBus(BusBase):
         )
         self._names = itertools.count(1)
         self.streams: dict[str, RemoteSubscription] = {}
+        self.heard_at = 0.0  # when the message came whose frames are taken in now
 
     @property
     def is_closed(self) -> bool:
@@ -296,6 +297,9 @@ class RemoteBus(BusBase):
         }
 
     # -- as the link sees it -------------------------------------------------------------------
+
+    def heard(self) -> None:
+        self.heard_at = self.clock.monotonic()
 
     def came(self, message: Message) -> None:
         subscription = self.streams.get(message.sub or "")

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from itertools import chain
 from random import random
+from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -17,7 +18,7 @@ from trunkline.bus.link import Link
 from trunkline.clock import Clock
 from trunkline.delivery.batches import DeliveryBatch, batches
 from trunkline.delivery.deadletters import MEANWHILE, Letter, Redrive, check_choice, check_open
-from trunkline.delivery.inbox import CLOSED, NEW, OPEN, DeliveryInbox
+from trunkline.delivery.inbox import ACK, CLOSED, NEW, OPEN, DeliveryInbox
 from trunkline.errors import Closed, InvalidFilter, NotFound, TrunklineError
 from trunkline.event import Event, Record
 from trunkline.filters import Filter, to_filter
@@ -44,6 +45,7 @@ class Home(Protocol):
     clock: Clock
     options: BusOptions
     streams: dict[str, RemoteSubscription]
+    heard_at: float  # by its clock: when the message came whose frames are taken in now
 
     @property
     def is_closed(self) -> bool: ...
@@ -192,7 +194,8 @@ class RemoteSubscription:
         inbox = self.inbox
         if inbox.life is CLOSED:
             return
-        self._granted = max(0, self._granted - 1)
+        if self._granted:
+            self._granted -= 1
         lane: tuple[object, str] | None = None
         if message.lane is not None:
             key = event.key if message.lane == "key" else None
@@ -204,7 +207,7 @@ class RemoteSubscription:
         attempt = message.attempt if isinstance(message.attempt, int) else 1
         record = Record(event, message.partition, message.offset)
         lease_s = float("inf") if message.lease_s is None else message.lease_s
-        until = self._bus.clock.monotonic() + lease_s
+        until = self._bus.heard_at + lease_s
         lease = Lease(message.offset, attempt, until, "remote")
         delivery = Delivery(record, lease, message.group, inbox.settle, self._extend, lane)
         if self._match is not None:
@@ -219,7 +222,7 @@ class RemoteSubscription:
                 delivery.finish(Outcome.ACK)
                 self._grant()
                 return
-        inbox.put(self, delivery)
+        inbox.put(self, delivery, monotonic())
 
     def revoke(self, frame: Revoked) -> None:
         """Unread deliveries are not read, and those in hand settle nothing: the offset may be
@@ -271,14 +274,13 @@ class RemoteSubscription:
         self, delivery: Delivery, outcome: Outcome, delay_s: float | None, reason: str
     ) -> None:
         """Send an outcome to the broker."""
-        place = (delivery.topic, delivery.partition, delivery.group)
-        if outcome is Outcome.ACK:
-            lane = delivery.lane
-            if lane is None:
-                is_waited_for = delivery.record.event.key is not None
-            else:
-                is_waited_for = not self.inbox.has_more(lane)
-            self._bus.link.ack(place, delivery.offset, None if is_waited_for else self._linger_s)
+        if outcome is ACK:
+            record, lane = delivery.record, delivery.lane
+            event = record.event
+            keyed = event.key is not None
+            is_waited_for = keyed if lane is None else not self.inbox.has_more(lane)
+            place = (event.topic, record.partition, delivery.group)
+            self._bus.link.ack(place, record.offset, None if is_waited_for else self._linger_s)
             if delivery.attempt > 1:  # if this process is killed now, the ack must not go with it
                 self._bus.link.flush()
             return

@@ -142,7 +142,8 @@ class DeliveryInbox:
         """How many readers wait for a delivery that can be read at once."""
         return self.waiting - len(self._queue)
 
-    def put(self, source: DeliverySource, delivery: Delivery) -> None:
+    def put(self, source: DeliverySource, delivery: Delivery, now: float) -> None:
+        """Bring a delivery, at ``now`` of the real time."""
         self.open[delivery] = self.last = source
         lane = delivery.lane
         if lane is not None and not self.in_runs:
@@ -152,7 +153,7 @@ class DeliveryInbox:
                 self._behind += 1
                 return
             self._runs[lane] = Run()
-        self._queue.append((delivery, monotonic()))
+        self._queue.append((delivery, now))
         self._arrived.set()
 
     def fail(self, error: BaseException) -> None:

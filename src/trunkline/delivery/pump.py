@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sized
+from time import monotonic
 from typing import NamedTuple
 
 from trunkline.bus import Delivery, Outcome
@@ -430,8 +431,9 @@ class Pump:
         try:
             await prefetch.fetch(lease.offset for lease in taken.leases)
             records, suspects = prefetch.records, self._group.ledger.suspects
+            now = monotonic()  # real time, whatever the bus's clock
             for lease in taken.leases:
-                put = self._put(inbox, lease, records.pop(lease.offset, None), ordering)
+                put = self._put(inbox, lease, records.pop(lease.offset, None), ordering, now)
                 handed += 1
                 if suspects and put is not None and lease.offset in suspects:
                     inbox.slot.hold(put, inbox)
@@ -440,7 +442,7 @@ class Pump:
             raise
 
     def _put(
-        self, inbox: DeliveryInbox, lease: Lease, record: Record | None, ordering: str
+        self, inbox: DeliveryInbox, lease: Lease, record: Record | None, ordering: str, now: float
     ) -> Delivery | None:
         if record is None:  # compacted away or trimmed since it was read ahead
             self._outcomes.acks.append(lease)
@@ -461,7 +463,7 @@ class Pump:
             lane = (self, record.event.key)
         group = self.key.group
         delivery = Delivery(record, lease, group, inbox.settle, self.extend, lane)
-        inbox.put(self, delivery)
+        inbox.put(self, delivery, now)
         return delivery
 
     def _unread(self) -> list[Lease]:

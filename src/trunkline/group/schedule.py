@@ -207,13 +207,18 @@ class Schedule:
         if offset in self.items or (is_behind and ledger.is_settled(offset)):
             self.missing.discard(offset)
             return
-        begun = offset in ledger.attempts
-        if due > wall and not begun and offset not in ledger.redriven:
+        begun = ledger.attempts
+        if due > wall and offset not in begun and offset not in ledger.redriven:
             self.missing.discard(offset)
             self.scheduled.add(due, offset)
             return
         lane = None if key is None and self._shape != "partition" else self._lane_of(key)
-        if self.strangers and lane is not None and not begun and (due or offset in self.missing):
+        if (
+            self.strangers
+            and lane is not None
+            and offset not in begun
+            and (due or offset in self.missing)
+        ):
             # It comes late, and another member may be at a record of its lane behind it: first
             # read the records that were begun.
             self.missing.add(offset)
@@ -291,6 +296,8 @@ class Schedule:
         is_open = bool(self._apart) and (in_order or suspects is None)
         if self._apart and not is_open:
             self._pick_suspects(consumer, min(limit, suspects or 0), found)
+        elif not (own or self._apart):
+            self._pick_single(limit, found)
         while len(found) < limit:
             is_hungry = len(found) < hungry and not in_order
             item = self._first(consumer, none if is_hungry else own, now, in_order, is_open)
@@ -326,6 +333,21 @@ class Schedule:
         if not own:
             self._reserved.pop(consumer, None)
         return found
+
+    def _pick_single(self, limit: int, found: list[Item]) -> None:
+        """Lend records that have no lane, as long as all that are ready have one priority."""
+        heaps = [heap for heap in self._ready if heap]
+        if len(heaps) != 1:
+            return
+        heap, items = heaps[0], self.items
+        while heap and len(found) < limit:
+            item = items.get(heap[0])
+            if item is not None and item.standing is READY:
+                if item.lane is not None:
+                    return
+                item.standing = LEASED
+                found.append(item)
+            heappop(heap)
 
     def _pick_suspects(self, consumer: int, most: int, found: list[Item]) -> None:
         while self._apart and len(found) < most:

@@ -97,8 +97,8 @@ class _ShuffledInbox(DeliveryInbox):
         self.ahead = self.limit  # deliveries that are here together can change places
         self._dice = dice
 
-    def put(self, source: DeliverySource, delivery: Delivery) -> None:
-        super().put(source, delivery)
+    def put(self, source: DeliverySource, delivery: Delivery, now: float) -> None:
+        super().put(source, delivery, now)
         if queue := self._queue:
             place = self._dice.randrange(len(queue))
             queue[place], queue[-1] = queue[-1], queue[place]

@@ -415,6 +415,13 @@ MUTANTS = {
     "a record that was redriven is not read": Mutant(
         Schedule, "follow", "self.missing |= {", "_ = {"
     ),
+    "records of others are taken before their lane is known": Mutant(
+        Schedule, "pick", "if self.strangers and any(", "if False and any("
+    ),
+    "a record that is brought back has its tries anew": Mutant(
+        Group, "bring_back", "for _ in range(lease.attempt):", "for _ in range(1):"
+    ),
+    "a snapshot forgets the tries": Mutant(Ledger, "dump", "list(self.attempts.items())", "[]"),
     "an ack settles what is before it": Mutant(
         Group,
         "settle",

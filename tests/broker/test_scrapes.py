@@ -17,7 +17,7 @@ from trunkline.broker import listing
 from trunkline.broker.exposition import write
 from trunkline.broker.group_looks import GroupLooks
 from trunkline.broker.server import Broker
-from trunkline.broker.snapshot import Gathered
+from trunkline.broker.snapshot import Gathered, Pace
 from trunkline.bus.connect import open_local
 from trunkline.clock import SystemClock
 from trunkline.names import GroupKey
@@ -112,6 +112,8 @@ async def test_figures_are_the_same_whoever_gathers_them(tmp_path: Path) -> None
             moving = ("trunkline_group_oldest_age", "trunkline_free", "trunkline_fsync")
             shown = [one for one in told if one.startswith("trunkline_group_lag")]
             assert len(shown) == GROUPS * PARTITIONS
+            lags = [one for one in wanted if one.startswith("trunkline_group_lag")]
+            assert sorted(shown) == sorted(lags)
             names = {one.partition("{")[0].partition(" ")[0] for one in told if one[0] != "#"}
             assert names >= {
                 one.partition("{")[0].partition(" ")[0]
@@ -141,6 +143,20 @@ async def test_no_step_of_a_scrape_takes_long(
         await rows_of(broker, http)
         monkeypatch.undo()
     assert max(held) < 0.2 * sum(held)
+
+
+async def test_a_group_that_cannot_be_read_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await add_groups(tmp_path)
+    journal = next((tmp_path / "offsets").glob("*.journal"))
+    for path in (tmp_path / "offsets").glob(journal.stem + ".*"):
+        path.write_bytes(b"no group at all")
+    async with open_local(f"file:{tmp_path}") as bus:
+        rows = await GroupLooks(bus).all(Pace().turn)
+
+    assert len(rows) == GROUPS * PARTITIONS - 1
+    assert "left out of lists and metrics" in caplog.text
 
 
 async def test_an_old_value_is_better_than_a_long_wait() -> None:

@@ -327,14 +327,18 @@ async def test_idle_members_are_listed_with_their_process(run: Run, home: Path) 
     import trunkline
 
     async with trunkline.connect(f"file:{home / '.bus'}") as bus:
-        async with bus.subscribe("t", group="g"), bus.subscribe(">", group="g"):
+        await bus.publish("t", 1)
+        async with bus.subscribe("t", group="g") as one, bus.subscribe(">", group="g"):
+            await (await anext(one)).ack()  # writes the file of what is in hand
             (row,) = (await asyncio.to_thread(run, "group", "info", "t", "g", "--json")).rows
             shown = await asyncio.to_thread(run, "group", "info", "t", "g")
             listed = await asyncio.to_thread(run, "group", "ls")
+            health = await asyncio.to_thread(run, "doctor")
+        assert "members died" not in health.out
         assert row["members"] == 2
         assert [one["pid"] for one in row["subscribed"]] == [os.getpid()] * 2
         assert {*row["subscribed"][0]} >= {"host", "since", "in_flight", "last_delivery"}
         assert str(os.getpid()) in shown.out
         assert listed.out.split()[-1] == "2"
     gone = await asyncio.to_thread(run, "group", "info", "t", "g")
-    assert "nobody is subscribed" in gone.out
+    assert "no process is subscribed" in gone.out

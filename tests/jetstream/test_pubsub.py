@@ -283,7 +283,9 @@ async def test_a_stop_before_the_run_ends_it(bus: Bus) -> None:
     consumer = Consumer(bus, "TRIGGERS", "worker")
     running = asyncio.ensure_future(consumer.run(lambda _: None))
     consumer.stop()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait({running}, timeout=20)
+    assert running.done()
+    assert running.exception() is None
 
 
 def test_the_numbers_that_are_promised() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,6 +22,8 @@ from trunkline.log import layout
 from trunkline.names import GroupKey
 from trunkline.patterns.measures import beside
 from trunkline.store.file import FileStore
+
+logger = logging.getLogger(__name__)
 
 _AT_ONCE = 8  # groups that a thread reads before it lets others go first
 
@@ -100,8 +103,12 @@ def _read(folder: Folder, keys: Sequence[GroupKey]) -> dict[GroupKey, tuple[_Sta
     found = {}
     for key in keys:
         stamp = _stamp(folder, key)  # before the look: a change meanwhile shows in the next one
-        with contextlib.suppress(NotFound, StorageError):  # removed, or damaged: doctor tells
+        try:
             found[key] = stamp, folder.look(key, _itself)
+        except NotFound:  # it was removed meanwhile
+            continue
+        except StorageError as error:
+            logger.warning("a group is left out of lists and metrics: %s", error)
     return found
 
 

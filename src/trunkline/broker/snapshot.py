@@ -57,6 +57,9 @@ class Gathered(Generic[T]):
             value = await self._gather()
             self._value, self._at = value, self._clock.monotonic()
             return value
+        except BaseException:
+            self.forget()  # the next reader waits, and is told why it fails
+            raise
         finally:
             self._gathering = None
 
@@ -67,7 +70,7 @@ class Gathered(Generic[T]):
 
 
 def _heard(task: asyncio.Task[Any]) -> None:
-    """Who waited for it was answered already; the next reader is told why it fails."""
+    """Take its error: its readers have the last value, and the next one is told."""
     if not task.cancelled():
         task.exception()
 

@@ -419,3 +419,17 @@ def test_a_condition_means_the_same_to_spark(spark: SparkSession, tmp_path: Path
 
     assert sorted(row.offset for row in kept.collect()) == [4, 11, 18]
     assert kept.columns == df.columns
+
+
+def test_a_run_keeps_nothing_in_the_memory_of_the_session(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def kept() -> int:
+        return int(spark.sparkContext._jsc.getPersistentRDDs().size())
+
+    before = kept()
+    for start in (0, 40):
+        fill(str(tmp_path / "bus"), start, start + 40)
+        by_name(runner(spark, tmp_path).run(find(["clean", "sequences"])))
+
+    assert kept() == before

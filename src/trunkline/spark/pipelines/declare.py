@@ -70,6 +70,7 @@ class Pipeline:
     columns: str = ""
     reads_published: bool = False  # whether it reads the events that pipelines published
     reads_damaged: bool = False  # whether it gets rows that stand for damaged lines
+    reads_once: bool = False  # whether its first batch looks at its rows once
     prepare: Callable[[DataFrame], DataFrame] | None = None  # done to the rows before anything else
     stream: Callable[[DataFrame], DataFrame] | None = None
     watermark: str = ""

@@ -120,8 +120,8 @@ class LogRun:
 
     def _batch(self, members: list[PipelineRun], start: Place, end: Place) -> None:
         df = self._scan(members, start, end)
-        is_copy = len(members) == 1 and _is_plain(members[0].pipeline)
-        df = df if is_copy else df.persist()
+        once = len(members) == 1 and self._looks_once(members[0].pipeline)
+        df = df if once else df.persist()
         try:
             for member in members:
                 began = perf_counter()
@@ -136,8 +136,13 @@ class LogRun:
                     self.context.lake.sweep(member.plan.app)
                 member.seconds += perf_counter() - began
         finally:
-            if not is_copy:
+            if not once:
                 df.unpersist()
+
+    def _looks_once(self, pipeline: Pipeline) -> bool:
+        """Whether the rows of this batch are looked at once, so that keeping them gains nothing."""
+        first = pipeline.reads_once and not self.context.lake.has(pipeline.table)
+        return _is_plain(pipeline) or (first and not (pipeline.to_topic or pipeline.rules))
 
     def _scan(self, members: Sequence[PipelineRun], start: Place, end: Place) -> DataFrame:
         wanted: dict[str, None] = dict.fromkeys(_PLACE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trunkline.spark.pipelines.declare import table, together
+from trunkline.spark.pipelines.declare import Output, table, together
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -19,6 +19,7 @@ ORDER = ("timestamp", "topic", "partition", "offset")
     about="transitions between event types per actor; rare ones are surprising",
     columns="topic,partition,offset,actor,type,timestamp",
     sink="replace",
+    reads_once=True,
     publish="asked",
     chart=("step", "times"),
 )
@@ -27,7 +28,7 @@ def transform(
     table: DataFrame | None = None,
     history: Callable[[], DataFrame] | None = None,
     surprising_bits: float = 5.0,
-) -> DataFrame:
+) -> Output:
     """``surprise`` is how many bits it takes to say that this followed, over all actors. The order
     is ``timestamp, topic, partition, offset``. An actor one of whose records came late is counted
     anew from all of its records.
@@ -37,12 +38,14 @@ def transform(
 
     rows = steps_of(df)
     kept = None
+    cached = []
     if table is not None:
         stands = table.groupBy("actor").agg(f.max("_last").alias("stands"))
         first = rows.groupBy("actor").agg(f.min("place").alias("first"))
         came = first.join(stands, "actor", "left")
         late = came.where("stands IS NOT NULL AND first < stands.place").select("actor")
         late = late.persist()
+        cached.append(late)
         some = history is not None and not late.isEmpty()
         if some:
             assert history is not None
@@ -71,16 +74,20 @@ def transform(
         .groupBy("actor", "before", "after")
         .agg(f.sum("times").alias("times"), f.max("_last").alias("_last"))
     )
-    step = f.sum("times").over(Window.partitionBy("before", "after"))
-    whole = f.sum("times").over(Window.partitionBy("before"))
-    return (
-        counted.withColumn("share", step / whole)
+    counted = counted.persist()
+    cached.append(counted)
+    steps = counted.groupBy("before", "after").agg(f.sum("times").alias("step_times"))
+    whole = f.sum("step_times").over(Window.partitionBy("before"))
+    shares = steps.select("before", "after", (f.col("step_times") / whole).alias("share"))
+    made = (
+        counted.join(f.broadcast(shares), ["before", "after"])
+        .select(*counted.columns, "share")
         .withColumn("surprise", -f.log2("share"))
         .withColumn("surprising", f.col("surprise") >= surprising_bits)
         .withColumn("step", f.concat_ws(" > ", "before", "after"))
         .withColumn("last_seen", f.col("_last.place.timestamp"))
-        .orderBy(f.desc("times"), "actor", "step")
     )
+    return Output(made, cached=tuple(cached))
 
 
 def steps_of(df: DataFrame) -> DataFrame:

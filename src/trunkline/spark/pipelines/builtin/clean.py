@@ -70,7 +70,12 @@ def transform(
         if what not in ON_FAIL:
             raise InvalidOption(f"rule {name}: {what!r}", hint=" or ".join(ON_FAIL))
     rows = normalise(df) if envelopes else df
-    judged = judge(rows, table, promised, window_s, on_fail).persist()
+    alone = _judged_alone(rows, promised, on_fail)
+    again = repeated(alone.where("rule IS NULL"), table, window_s).persist()
+    judged = _with_repetitions(alone, again, on_fail)
+    cached = [again]
+    if promised.schemas:  # payloads are held against a schema once; all else costs less anew
+        cached.append(judged.persist())
     passed = judged.where("rule IS NULL").drop("rule", "reason", "failed")
     apart = [name for name, what in on_fail.items() if what == "quarantine"]
     side = {
@@ -85,7 +90,7 @@ def transform(
             side[f"clean.{topic}"] = own.mapInArrow(typing(kind), f"{place}, payload {kind.ddl}")
     if "fail" in on_fail.values():
         _refuse(judged, [name for name, what in on_fail.items() if what == "fail"])
-    return Output(passed.drop("timestampType"), side, cached=(judged,), notes=notes)
+    return Output(passed.drop("timestampType"), side, cached=tuple(cached), notes=notes)
 
 
 def _usable(promised: Contracts) -> tuple[Contracts, tuple[str, ...]]:
@@ -111,6 +116,13 @@ def judge(
     """One row per record. ``failed`` are the rules it fails, ``rule`` the first of them that takes
     it away, ``reason`` what is said about that; both are NULL for a row that stays.
     """
+    rows = _judged_alone(df, promised, on_fail)
+    again = repeated(rows.where("rule IS NULL"), table, window_s)
+    return _with_repetitions(rows, again, on_fail)
+
+
+def _judged_alone(df: DataFrame, promised: Contracts, on_fail: dict[str, str]) -> DataFrame:
+    """What each record is by itself, whatever others there are."""
     from pyspark.sql import functions as f
 
     rows = _checked(df, promised)
@@ -129,9 +141,16 @@ def judge(
         "ttl": (f.coalesce(over, f.lit(False)) & ~lasting, f.lit("it had expired")),
     }
     rows = rows.withColumn("value", f.coalesce("value", CORRUPT))
-    rows = _named(rows, found, on_fail)
-    again = repeated(rows.where("rule IS NULL"), table, window_s).withColumn("again", f.lit(True))
-    rows = rows.join(again, list(WHERE), "left")
+    return _named(rows, found, on_fail).drop("wrong", CORRUPT)
+
+
+def _with_repetitions(rows: DataFrame, again: DataFrame, on_fail: dict[str, str]) -> DataFrame:
+    """The rows, with the rule ``repetition`` for the places ``again``. Those are some of one batch,
+    so they are sent to the rows: rows with their payloads are not moved.
+    """
+    from pyspark.sql import functions as f
+
+    rows = rows.join(f.broadcast(again.withColumn("again", f.lit(True))), list(WHERE), "left")
     said = f.lit("it was published before")
     failed = f.coalesce("again", f.lit(False))
     takes = f.lit(on_fail["repetition"] != "keep")
@@ -144,7 +163,7 @@ def judge(
         )
         .withColumn("reason", f.when(failed & takes, said).otherwise(f.col("reason")))
         .withColumn("rule", f.when(failed & takes, f.lit("repetition")).otherwise(f.col("rule")))
-        .drop("again", "wrong", CORRUPT)
+        .drop("again")
     )
 
 
@@ -190,6 +209,9 @@ def repeated(rows: DataFrame, table: DataFrame | None, window_s: float) -> DataF
     same = ("topic", "partition", "same")
     keyed = rows.select(*WHERE, "timestamp", f.coalesce("idem_key", "id").alias("same"))
     member = f.struct("offset", f.unix_micros("timestamp").alias("at"))
+    if table is None:  # only what came more than once; a count needs no sorting
+        often = keyed.groupBy(*same).count().where("count > 1").drop("count")
+        keyed = keyed.join(f.broadcast(often), list(same), "left_semi")
     groups = keyed.groupBy(*same).agg(f.array_sort(f.collect_list(member)).alias("came"))
     none = f.array().cast("array<bigint>")
     if table is None:

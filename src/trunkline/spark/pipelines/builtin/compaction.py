@@ -19,6 +19,7 @@ ROW = ("value", "type", "timestamp", "offset")
     columns="topic,key,value,partition,offset,timestamp,type",
     reads_published=True,
     sink="replace",
+    reads_once=True,
     entity=SAME,
     chart=("topic", "rows"),
 )

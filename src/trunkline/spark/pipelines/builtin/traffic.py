@@ -18,6 +18,7 @@ EXACT = 4096  # different keys of one hour that are counted exactly; more are es
     about="events, bytes, keys and actors per topic, type and hour",
     columns="topic,type,timestamp,key,actor,value",
     sink="replace",
+    reads_once=True,
     entity=("topic", "type"),
     chart=("topic", "events"),
 )

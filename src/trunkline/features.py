@@ -42,4 +42,3 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     member_timeout_s: float = 0.0  # the leases of a killed member are free after it; 0: at once
     ledgers: bool = True  # a group can be looked at and changed on one partition alone, by offset
     handles: bool = True  # a record can be leased to a handle, which another process settles
-    compaction: bool = True  # a topic can be compacted on request

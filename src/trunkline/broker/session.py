@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from typing import Any, Protocol
 
 import msgspec
@@ -92,6 +93,15 @@ class Wire(Protocol):
         """Say goodbye, or with ``abort`` not even that."""
 
 
+class Life(Enum):
+    OPEN = "open"
+    LEAVING = "leaving"  # the broker ends the connection; ACKs are still taken
+    CLOSED = "closed"
+
+
+_OPEN, _LEAVING, _CLOSED = Life  # a global name costs less than a member of an enum
+
+
 class Session:
     def __init__(
         self,
@@ -127,7 +137,7 @@ class Session:
         self._clerk: asyncio.Task[None] | None = None
         self._paused = False
         self.heard_at = hub.clock.monotonic()
-        self._closed = self._is_leaving = False
+        self._life: Life = _OPEN
         self._settled = asyncio.Event()  # nothing is in the client's hands
         self._may: set[tuple[str, str]] = set()
         self._rights = hub.rights.version
@@ -145,7 +155,7 @@ class Session:
 
     def receive(self, data: bytes) -> None:
         """Take one wire message. A bad frame is answered and harms nothing else."""
-        if self._closed:
+        if self._life is _CLOSED:
             return
         self._taken_bytes += len(data)
         self.alive()
@@ -178,7 +188,7 @@ class Session:
             subscriber.heard()
 
     def probe(self) -> None:
-        if not self._closed:
+        if self._life is not _CLOSED:
             self._wire.ping()
 
     def _answer(self, error: TrunklineError, frame: Any) -> None:
@@ -259,13 +269,13 @@ class Session:
     def let_go_on(self) -> None:
         if not self._publisher.underway:
             self._taken_bytes = 0
-            if self._closed:
+            if self._life is _CLOSED:
                 self._forget_client()
         if (
             self._paused
             and self._has_room(self.hub.options.publish_inflight // 2)
             and self._orders.qsize() < _ORDERS_MAX
-            and not self._closed
+            and self._life is not _CLOSED
             and self.hub.is_open
         ):
             self._paused = False
@@ -307,9 +317,9 @@ class Session:
 
     async def _subscribe(self, frame: Subscribe) -> None:
         name = frame.sub or (frame.topic, frame.group)
-        if self._closed:
+        if self._life is _CLOSED:
             return
-        if self._is_leaving:
+        if self._life is _LEAVING:
             raise Closed("the broker is closing", hint="connect again")
         if name in self._subscribers:
             raise Conflict(f"subscribed already: {frame.topic} as {frame.group}")
@@ -325,7 +335,7 @@ class Session:
         except BaseException:
             await subscriber.close()
             raise
-        if self._closed:
+        if self._life is _CLOSED:
             await subscriber.close()
             return
         self._subscribers[name] = subscriber
@@ -493,7 +503,7 @@ class Session:
 
     def put(self, data: bytes) -> None:
         """Send an encoded frame, with whatever else this turn of the loop says."""
-        if self._closed:
+        if self._life is _CLOSED:
             return
         self._out.add(data, len(data))
 
@@ -501,7 +511,7 @@ class Session:
         self._out.flush()
 
     def _send(self, out: list[bytes], size: int) -> None:
-        if self._closed:
+        if self._life is _CLOSED:
             return
         # What was there before counts, not what is said now: one answer may be large.
         if self._wire.pending() > self.hub.options.pending_bytes:
@@ -539,7 +549,7 @@ class Session:
 
     def evict(self, why: str) -> None:
         """Let go of a consumer that does not keep up; the log keeps what it missed."""
-        if not self._is_leaving:
+        if self._life is _OPEN:
             self.hub.counts.evicted += 1
             self.hub.system.audit("evicted", agent=self.who.agent, reason=why)
             logger.warning("a slow consumer was evicted (%s): %s", self.who.agent, why)
@@ -575,9 +585,9 @@ class Session:
         """End the connection from this side. Where the broker closes, deliveries end at once, and
         ACKs are taken until the client holds nothing, goes, or the drain time is over.
         """
-        if self._closed or self._is_leaving:
+        if self._life is not _OPEN:
             return
-        self._is_leaving = True
+        self._life = _LEAVING
         if code == GOING_AWAY and not abort:
             self.hub.spawn(self._drain(reason))
             return
@@ -626,9 +636,9 @@ class Session:
 
     async def close(self) -> None:
         """The connection is gone: give back what it held."""
-        if self._closed:
+        if self._life is _CLOSED:
             return
-        self._closed = True
+        self._life = _CLOSED
         if self._limbo is not None:
             self._limbo.cancel()
         self.hub.sessions.discard(self)

@@ -59,7 +59,7 @@ from trunkline.wire.frames import Failure, From, Message, Published, Revoked, Su
 _encode = msgspec.json.Encoder().encode
 
 
-FEATURES = Features(ledgers=False, handles=False, compaction=False)
+FEATURES = Features(ledgers=False, handles=False)
 
 
 class RemoteBus(BusBase):

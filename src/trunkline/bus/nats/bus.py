@@ -82,7 +82,6 @@ FEATURES = Features(
     attempts="delivered",
     ledgers=False,
     handles=False,
-    compaction=False,
 )
 _BUS = frozenset(BusOptions.__struct_fields__)
 

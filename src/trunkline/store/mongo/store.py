@@ -37,7 +37,7 @@ from trunkline.store.mongo.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
 
-FEATURES: Final = Features(batch_bytes=BATCH_BYTES, member_timeout_s=2.0, compaction=False)
+FEATURES: Final = Features(batch_bytes=BATCH_BYTES, member_timeout_s=2.0)
 _COUNT_S: Final = 0.5  # how late a person may find a partition's end in ``counters``
 _CLOSE_S: Final = 2.0  # how long ``close`` waits for a server that is away
 

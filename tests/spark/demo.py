@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from trunkline.event import Event
 from trunkline.folder import Folder
@@ -111,7 +114,8 @@ def _audit(n: int, number: int) -> Event:
     payload: dict[str, Any] = {"what": "ack", "topic": TOPIC, "partition": 0, "offset": number + 1}
     payload |= {"group": GROUPS[number % 2], "attempt": 1 + number % 2}
     payload |= {"waited_s": 0.001 * (number % 40), "held_s": 0.004}
-    return make_event(n, topic="system.bus.audit", type="ack", payload=payload)
+    event = make_event(n, topic="system.bus.audit", type="ack", payload=payload)
+    return msgspec.structs.replace(event, ts=event.ts + timedelta(seconds=2 * n))  # over hours
 
 
 def _note(n: int, number: int) -> Event:

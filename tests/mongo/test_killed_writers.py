@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 
 
 async def victim(url: str, database: str, kill_at: str) -> tuple[int, list[tuple[str, int, int]]]:
-    words = [sys.executable, str(WRITER), url, database, "victim", "6", str(SIZE)]
+    words = [sys.executable, str(WRITER), url, database, "victim", "9", str(SIZE)]
     process = await asyncio.create_subprocess_exec(
         *words, stdout=asyncio.subprocess.PIPE, env={**os.environ, "KILL_AT": kill_at}
     )

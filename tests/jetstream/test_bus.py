@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -171,6 +172,34 @@ async def test_a_replica_that_lags_behind_hides_no_record(bus: NatsBus) -> None:
     assert [record.event.payload for record in await bus.read("orders", 1, 10)] == [1, 2, 3]
     assert asked == 3
     assert await bus.read("orders", 4, 10) == []
+
+
+async def test_a_replica_that_lost_a_damaged_message_hides_no_record(bus: NatsBus) -> None:
+    """A follower that lost a damaged message answers without it: played by this test."""
+    await bus.publish_many("orders", [1, 2, 3])
+    stream, asked = bus.link.place.stream("orders", 0), 0
+    found = [await bus.link.api(f"STREAM.MSG.GET.{stream}", {"seq": at}) for at in (1, 3)]
+    kept = [msgspec.json.decode(one)["message"] for one in found]
+    config = msgspec.json.decode(await bus.link.api(f"STREAM.INFO.{stream}"))["config"]
+    await bus.link.api(f"STREAM.UPDATE.{stream}", {**config, "allow_direct": False})
+
+    async def answer(message: Any) -> None:
+        nonlocal asked
+        asked += 1
+        for one in kept:
+            if one["seq"] >= msgspec.json.decode(message.data)["seq"]:
+                headers = {"Nats-Sequence": str(one["seq"]), "Nats-Stream": stream}
+                data = base64.b64decode(one["data"])
+                await bus.link.nc.publish(message.reply, data, headers=headers)
+        if asked == 3:
+            await damaged.unsubscribe()
+            await bus.link.api(f"STREAM.UPDATE.{stream}", {**config, "allow_direct": True})
+        await bus.link.nc.publish(message.reply, b"", headers={"Status": "204"})
+
+    damaged = await bus.link.nc.subscribe(f"$JS.API.DIRECT.GET.{stream}", cb=answer)
+    await bus.link.flush()
+    assert [record.event.payload for record in await bus.read("orders", 1, 10)] == [1, 2, 3]
+    assert asked == 3
 
 
 async def test_an_event_that_was_published_before_is_kept_once(bus: NatsBus) -> None:

@@ -88,20 +88,36 @@ async def get_range(
     link: NatsLink, topic: str, partition: int, start: int, count: int, end: int | None = None
 ) -> list[Msg]:
     """Up to ``count`` messages from ``start`` on. None means that the leader has none either (below
-    ``end``): a replica that lags behind is asked again.
+    ``end``): a replica that lags behind, or that lost a damaged message, is asked again.
     """
     stream = link.place.stream(topic, partition)
     give_up = monotonic() + link.options.patience_s
     while True:
         found = await get_direct(link, stream, {"seq": start, "batch": count})
-        if found:
-            return found
-        there = await _next(link, topic, partition, {"seq": start})
-        if there is None or (end is not None and there >= end):
-            return []
+        if sure := await _without_hole(link, topic, partition, start, found):
+            return sure
+        if not found:
+            there = await _next(link, topic, partition, {"seq": start})
+            if there is None or (end is not None and there >= end):
+                return []
         if monotonic() > give_up:
             raise ConnectionLost(f"NATS: a replica of {topic}/{partition} lags behind its leader")
         await asyncio.sleep(_AGAIN_S)
+
+
+async def _without_hole(
+    link: NatsLink, topic: str, partition: int, start: int, found: list[Msg]
+) -> list[Msg]:
+    """The messages before the first one that this replica lacks and the leader has."""
+    expected = start
+    for number, message in enumerate(found):
+        at = sequence(message)
+        if at != expected:
+            there = await _next(link, topic, partition, {"seq": expected})
+            if there is not None and there < at:
+                return found[:number]
+        expected = at + 1
+    return found
 
 
 async def _next(

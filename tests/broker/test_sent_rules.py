@@ -66,7 +66,7 @@ class World:
         group, sent = self.group, client.sent
         for offset in group.wanted():
             group.offer(offset, self.keys[offset], now=self.now, wall=self.now)
-        room = WINDOW + min(sent.passed, WINDOW) - len(client.opened)
+        room = WINDOW + sent.spare() - len(client.opened)
         taken = group.take(
             "broker",
             now=self.now,

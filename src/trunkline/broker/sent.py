@@ -20,6 +20,8 @@ from typing import Protocol
 
 Place = Hashable
 
+_SPARE_WINDOWS = 2
+
 
 class SentFrame(Protocol):
     """A frame in a client's hands."""
@@ -58,6 +60,12 @@ class Sent:
         frame.number = self._next
         self._open[self._next] = frame
         self._next += 1
+
+    def spare(self) -> int:
+        """How many frames more than the window may be open: those that the client has read past.
+        Else a client that acks every tenth frame would wait for its tenth, and the broker for it.
+        """
+        return min(self.passed, _SPARE_WINDOWS * self._window)
 
     def remove(self, frame: SentFrame) -> None:
         """The frame is open no more."""

@@ -243,8 +243,8 @@ class Subscriber:
             self.subscription.resize(0)
             return
         credits = self.credits()
-        passed = min(self._sent.passed, self._window) if self.upto else 0
-        room = min(self._window + passed, len(self._held) + self._ahead)
+        spare = self._sent.spare() if self.upto else 0
+        room = min(self._window + spare, len(self._held) + self._ahead)
         if credits is not None:
             room = min(room, len(self._held) + credits)
             self.subscription.keep_unread(credits)

@@ -93,13 +93,13 @@ class Wire(Protocol):
         """Say goodbye, or with ``abort`` not even that."""
 
 
-class Life(Enum):
+class SessionLife(Enum):
     OPEN = "open"
     LEAVING = "leaving"  # the broker ends the connection; ACKs are still taken
     CLOSED = "closed"
 
 
-_OPEN, _LEAVING, _CLOSED = Life  # a global name costs less than a member of an enum
+_OPEN, _LEAVING, _CLOSED = SessionLife  # a global name costs less than a member of an enum
 
 
 class Session:
@@ -137,7 +137,7 @@ class Session:
         self._clerk: asyncio.Task[None] | None = None
         self._paused = False
         self.heard_at = hub.clock.monotonic()
-        self._life: Life = _OPEN
+        self._life: SessionLife = _OPEN
         self._settled = asyncio.Event()  # nothing is in the client's hands
         self._may: set[tuple[str, str]] = set()
         self._rights = hub.rights.version

@@ -111,7 +111,7 @@ def test_series_beyond_a_bound_are_counted_and_not_kept() -> None:
     counts = Counts()
     for number in range(1005):
         counts.published(f"t{number}", 1, 0.1)
-        counts.finished("t", f"g{number}", "ack", 0.1)
+        counts.finished("t", f"g{number}", "ack", [0.1])
     assert (len(counts.publish_s), len(counts.settled)) == (1000, 1000)
     assert (counts.acked, len(counts.dropped)) == (1005, 10)
 

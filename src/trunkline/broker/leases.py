@@ -229,7 +229,7 @@ def _lost(found: HandleState) -> dict[str, Any]:
 
 
 def _told(ask: Ask, what: str, handle: LeaseHandle, reason: str = "") -> None:
-    ask.hub.counts.finished(handle.topic, handle.group, what)
+    ask.hub.counts.finished(handle.topic, handle.group, what, [None])
     if ask.hub.options.audit and not handle.topic.startswith(SYSTEM_PREFIX):
         ask.hub.system.audit(
             what,

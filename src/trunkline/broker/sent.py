@@ -86,6 +86,15 @@ class Sent:
         self.passed += past
         self._read_to = number
 
+    def close(self, frame: SentFrame) -> None:
+        """The client spoke of this frame, and it is open no more."""
+        if frame.number == self._read_to + 1:  # most often
+            self._read_to += 1
+            self._open.pop(frame.number, None)
+        else:
+            self.speak(frame)
+            self.remove(frame)
+
     def upto(self, frame: SentFrame) -> list[SentFrame]:
         """What an ACK of this frame settles, the frame itself last."""
         found = []

@@ -376,26 +376,33 @@ class Session:
             found = first.subscriber.acked(first) if first is not None else []
             for one in found:
                 self._let_go(one)
-            for offset in frame.offsets or ():
-                if (other := held.get(offset)) is not None:
-                    other.subscriber.heard_of(other)  # it alone: to name offsets is to ack each
-                    self._let_go(other)
+            for offset in frame.offsets or ():  # to name offsets is to ack each of them alone
+                if (other := held.pop(offset, None)) is not None:
+                    other.subscriber.close_frame(other)
                     found.append(other)
-            count = self._ack_all(found)
+            self._drop_empty((frame.topic, frame.partition, frame.group))
+            count = self._ack_all(frame, found)
         if frame.corr is not None:
             self.tell(Ok(corr=frame.corr, count=count))
 
-    def _ack_all(self, frames: list[Held]) -> int:
-        """Ack frames that were let go of; how many of them were not finished before."""
+    def _ack_all(self, frame: Ack, found: list[Held]) -> int:
+        """Ack what was let go of; how many of these records were not finished before."""
         by_subscriber: dict[Subscriber, list[Held]] = {}
-        for one in frames:
-            by_subscriber.setdefault(one.subscriber, []).append(one)
+        for one in found:
+            mine = by_subscriber.get(one.subscriber)
+            if mine is None:
+                mine = by_subscriber[one.subscriber] = []
+            if one.delivery.outcome is None:
+                mine.append(one)
         now, count = self.hub.clock.monotonic(), 0
         for subscriber, mine in by_subscriber.items():
-            mine = [one for one in mine if one.delivery.outcome is None]
             count += subscriber.subscription.inbox.ack_all([one.delivery for one in mine])
-            for one in mine:
-                self._tell_finished(one, "ack", "", now)
+            if mine:
+                held_s = [now - one.since for one in mine]
+                self.hub.counts.finished(frame.topic, frame.group, "ack", held_s)
+            if self.hub.options.audit:
+                for one in mine:
+                    self._audit(one, "ack", "", now)
             subscriber.refill()
         return count
 
@@ -461,30 +468,37 @@ class Session:
         mine = self.held.get(place)
         if mine is not None and mine.get(record.offset) is one:
             del mine[record.offset]
-            if not mine:
-                del self.held[place]
-                if not self.held:
-                    self._settled.set()
+            self._drop_empty(place)
+
+    def _drop_empty(self, place: tuple[str, int, str]) -> None:
+        """Forget a place of which the client holds nothing more."""
+        if place in self.held and not self.held[place]:
+            del self.held[place]
+            if not self.held:
+                self._settled.set()
 
     def finish(
         self, one: Held, outcome: Outcome, delay_s: float | None = None, reason: str = ""
     ) -> bool:
         self._let_go(one)
-        done = one.delivery.finish(outcome, delay_s, reason)
+        delivery = one.delivery
+        done = delivery.finish(outcome, delay_s, reason)
         if done:
-            self._tell_finished(one, outcome.value, reason, self.hub.clock.monotonic())
+            now = self.hub.clock.monotonic()
+            held_s = [now - one.since]
+            self.hub.counts.finished(delivery.topic, delivery.group, outcome.value, held_s)
+            if self.hub.options.audit:
+                self._audit(one, outcome.value, reason, now)
         return done
 
     def _let_go(self, one: Held) -> None:
         self.forget(one)
         one.subscriber.let_go(one)
 
-    def _tell_finished(self, one: Held, outcome: str, reason: str, now: float) -> None:
-        hub, delivery, held_s = self.hub, one.delivery, now - one.since
-        topic = delivery.record.event.topic
-        hub.counts.finished(topic, delivery.group, outcome, held_s)
-        if hub.options.audit and not topic.startswith(SYSTEM_PREFIX):
-            facts = settled(delivery, held_s, hub.clock.now())
+    def _audit(self, one: Held, outcome: str, reason: str, now: float) -> None:
+        hub, delivery = self.hub, one.delivery
+        if not delivery.topic.startswith(SYSTEM_PREFIX):
+            facts = settled(delivery, now - one.since, hub.clock.now())
             told = reason.partition(TRACEBACK)[0]
             hub.system.audit(outcome, **facts, agent=self.who.agent, reason=told)
 

@@ -210,6 +210,11 @@ class Subscriber:
         """The client spoke of this frame alone."""
         self._sent.speak(one)
 
+    def close_frame(self, one: Held) -> None:
+        """The client acked this frame alone."""
+        self._held.discard(one)
+        self._sent.close(one)
+
     def uncover(self, topic: str, partition: int, offset: int) -> Delivery | None:
         """The delivery of a record that only the ACK of another one settled."""
         found = self._sent.uncover((topic, partition), offset)
@@ -394,7 +399,7 @@ class Subscriber:
             offset=record.offset,
             attempt=delivery.attempt,
             sub=self.frame.sub,
-            lease_s=round(delivery.lease.until - now, 3),
+            lease_s=int(1000 * (delivery.lease.until - now)) / 1000,
             lane=None if delivery.lane is None else self._lane(delivery),
             event=record.event if self._whole else None,
             envelope=None if self._whole else envelope_of(record, delivery.attempt),

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Collection, Sized
 from datetime import datetime
 from typing import Any, Final
 
@@ -26,13 +26,12 @@ from trunkline.bus.local import LocalBus
 from trunkline.errors import InvalidEvent, Reject, TrunklineError
 from trunkline.event import Event, Receipt, Record
 from trunkline.middleware import HandleNext, PublishNext
-from trunkline.names import SYSTEM_PREFIX, GroupKey
+from trunkline.names import AUDIT, SYSTEM_PREFIX, GroupKey
 from trunkline.store.spans import Spans
 
 logger = logging.getLogger(__name__)
 
 METRICS: Final = "system.metrics"
-AUDIT: Final = "system.bus.audit"
 DEAD: Final = "system.bus.dlq"
 _WAITING_MAX = 10_000
 _BATCH = 500
@@ -74,21 +73,27 @@ class Counts:
             spans = self.publish_s[topic] = Spans()
         spans.add(took_s)
 
-    def finished(self, topic: str, group: str, outcome: str, held_s: float | None = None) -> None:
-        """A delivery was settled, after a consumer held it for so long."""
+    def finished(
+        self, topic: str, group: str, outcome: str, held_s: Collection[float | None]
+    ) -> None:
+        """Deliveries were settled. ``held_s`` says of each how long a consumer held it, if that is
+        known.
+        """
         if outcome == "ack":
-            self.acked += 1
+            self.acked += len(held_s)
         else:
-            self.nacked += 1
+            self.nacked += len(held_s)
         key = (topic, group, outcome)
         if key not in self.settled and self._is_full(self.settled, key):
             return
-        self.settled[key] += 1
-        if held_s is not None:
-            spans = self.process_s.get((topic, group))
+        self.settled[key] += len(held_s)
+        spans = self.process_s.get((topic, group))
+        for seconds in held_s:
+            if seconds is None:
+                continue
             if spans is None:
                 spans = self.process_s[topic, group] = Spans()
-            spans.add(held_s)
+            spans.add(seconds)
 
     def _is_full(self, series: Sized, key: tuple[str, ...]) -> bool:
         """Names come from outside: bound them, and count what is left out."""

@@ -16,6 +16,10 @@ from trunkline.errors import InvalidName
 NAME_BYTES_MAX = 200
 DEAD_SUFFIX = ".DLQ"
 SYSTEM_PREFIX = "system."
+AUDIT = "system.bus.audit"  # changes, settled deliveries and denials
+FLAGS = "system.flags"  # the state of each feature flag
+ATTENTION = "system.attention"  # the decisions of attention gates
+DEFERRED_PREFIX = "attention.deferred."  # before a group: the events that its gate deferred
 HANDLE_PREFIX = "handle-"
 
 _OWN = re.compile("(?:replies|cancel)-[0-9a-f]{16}")

@@ -6,11 +6,12 @@ import asyncio
 
 import trunkline
 from trunkline.broker.server import Broker
-from trunkline.cognition.decision import ATTENTION, read_decision
+from trunkline.cognition.decision import read_decision
 from trunkline.cognition.gate import AttentionGate
 from trunkline.cognition.options import GateOptions, MemoryOptions
 from trunkline.cognition.writing import WriteHandler
 from trunkline.event import Event
+from trunkline.names import ATTENTION
 
 
 async def test_a_gate_stands_before_a_group_behind_a_broker(broker: Broker) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import trunkline
-from trunkline.cognition.decision import ATTENTION, By, read_decision
-from trunkline.cognition.gate import DEFERRED, AttentionGate
+from trunkline.cognition.decision import By, read_decision
+from trunkline.cognition.gate import AttentionGate
 from trunkline.cognition.options import GateOptions
 from trunkline.cognition.salience import Scene
 from trunkline.event import Event
+from trunkline.names import ATTENTION, DEFERRED_PREFIX
 
 WORK_S = 0.1
 WORKERS = 4
@@ -74,7 +75,7 @@ async def test_high_salience_passes_a_flood_and_every_event_is_accounted_for(
         while await bus.lag("flood", "mind"):  # until each one is handled, deferred or dropped
             await asyncio.sleep(0.05)
         await gate.flush()
-        _, end = await bus.bounds(DEFERRED + "mind")
+        _, end = await bus.bounds(DEFERRED_PREFIX + "mind")
         told = [read_decision(one.event) for one in await bus.read(ATTENTION, limit=100_000)]
     first = {one.id: one for one in told if one is not None and one.is_first}
     back = {one.id for one in told if one is not None and one.by is By.RETURN}

@@ -15,14 +15,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 import trunkline
 from trunkline.bus.local import LocalBus
 from trunkline.cli import main
-from trunkline.cognition.decision import ATTENTION, Action, By, Decision, Thresholds, read_decision
-from trunkline.cognition.gate import DEFERRED, AttentionGate
+from trunkline.cognition.decision import Action, By, Decision, Thresholds, read_decision
+from trunkline.cognition.gate import AttentionGate
 from trunkline.cognition.options import GateOptions
 from trunkline.cognition.replay import parse_thresholds, replayed, summed
 from trunkline.cognition.salience import SalienceScorer, Scene, Score, decayed
 from trunkline.cognition.workspace import Workspace
 from trunkline.errors import InvalidOption, StorageFull
 from trunkline.event import Event
+from trunkline.names import ATTENTION, DEFERRED_PREFIX
 from trunkline.options import GroupOptions, Limits
 from trunkline.store.memory import MemoryStore
 from trunkline.testing import ManualClock
@@ -106,7 +107,7 @@ async def test_each_action_happens_and_is_told_with_its_reason() -> None:
             await bus.publish("workspace", {"s": salience}, key=f"k{salience}", headers={"h": "x"})
         await until(lambda: len(handled) == 2 and sum(gate.counts.values()) == 4, clock)
         assert sorted(handled) == [(0.7, "workspace", 3), (0.9, "workspace", 4)]
-        (parked,) = await bus.read(DEFERRED + "arbiter")
+        (parked,) = await bus.read(DEFERRED_PREFIX + "arbiter")
         assert parked.event.payload == {"s": 0.4}
         await clock.run(11)
         await until(lambda: len(handled) == 3, clock)

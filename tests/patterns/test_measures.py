@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,18 @@ async def test_why_tells_the_whole_story_of_an_event(
     assert "rejected: no" in shown
     assert await asyncio.to_thread(main, ["why", "nobody", "--url", url]) == 3
     assert "there is no event nobody" in capsys.readouterr().err
+
+
+async def test_why_does_not_wait_for_a_pipe_in_the_place_of_a_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"file:{tmp_path / 'bus'}"
+    ids = await make(url)
+    os.mkfifo(tmp_path / "bus" / "offsets" / "orders.0__other.journal")
+    done = asyncio.to_thread(main, ["why", ids["fine"], "--json", "--url", url])
+    assert await asyncio.wait_for(done, 30) == 0
+    steps = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "settled" in {step["what"] for step in steps}
 
 
 async def test_why_tells_what_a_gate_decided(

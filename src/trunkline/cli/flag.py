@@ -10,8 +10,8 @@ from trunkline.cli import OK, Commands, branch, leaf
 from trunkline.cli.arguments import bus_path, bus_url
 from trunkline.cli.render import Printer, to_time
 from trunkline.clock import SystemClock
-from trunkline.middleware.flags import FLAGS, FlagChange, flag_events
-from trunkline.names import check_topic
+from trunkline.middleware.flags import FlagChange, flag_events
+from trunkline.names import FLAGS, check_topic
 
 
 def register(commands: Commands[Any]) -> None:

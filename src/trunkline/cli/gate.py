@@ -10,11 +10,11 @@ from typing import Any
 from trunkline.cli import OK, Commands, branch, leaf
 from trunkline.cli.arguments import bus_path, bus_url
 from trunkline.cli.render import Printer, to_time
-from trunkline.cognition.decision import ATTENTION, Action, Decision, read_decision
+from trunkline.cognition.decision import Action, Decision, read_decision
 from trunkline.cognition.replay import parse_thresholds, replayed, summed
 from trunkline.errors import NotFound
 from trunkline.event import Record
-from trunkline.names import check_pattern, matches
+from trunkline.names import ATTENTION, check_pattern, matches
 
 _READ = 1000
 

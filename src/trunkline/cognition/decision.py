@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from enum import Enum
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -18,10 +18,10 @@ from trunkline.clock import Clock
 from trunkline.cognition.options import GateOptions
 from trunkline.errors import Conflict, InvalidEvent, TrunklineError
 from trunkline.event import Band, Event, Receipt
+from trunkline.names import ATTENTION
 
 logger = logging.getLogger(__name__)
 
-ATTENTION: Final = "system.attention"
 _KEPT_S = 30 * 86_400.0
 _BATCH = 500
 

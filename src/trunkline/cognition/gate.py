@@ -35,7 +35,7 @@ from weakref import WeakSet
 import msgspec
 
 from trunkline.bus import Bus, Delivery, H
-from trunkline.cognition.decision import ATTENTION, Action, By, Decision, DecisionLog, Thresholds
+from trunkline.cognition.decision import Action, By, Decision, DecisionLog, Thresholds
 from trunkline.cognition.options import GateOptions
 from trunkline.cognition.salience import SalienceScorer, Scene, Score, Scorer, to_score
 from trunkline.cognition.workspace import Workspace
@@ -43,11 +43,10 @@ from trunkline.delivery.worker import adapt, check_handler
 from trunkline.errors import Conflict, InvalidOption, Retry, TrunklineError
 from trunkline.event import PRIORITIES, RANK, Event, Receipt, Record
 from trunkline.middleware import PublishNext
-from trunkline.names import SYSTEM_PREFIX, check_topic, is_dead, matches
+from trunkline.names import DEFERRED_PREFIX, SYSTEM_PREFIX, check_topic, is_dead, matches
 
 logger = logging.getLogger(__name__)
 
-DEFERRED: Final = "attention.deferred."
 _KEPT_S = 7 * 86_400.0
 Opened = Callable[[Event], Event]
 _SAID = "attention-deferred"  # the header by which a deferred record says where it came from
@@ -119,7 +118,7 @@ class AttentionGate:
         """
         if self.options.stands == "ingest":
             return self._bus.on(topic, group=group, workers=workers, **options)
-        check_topic(DEFERRED + group)
+        check_topic(DEFERRED_PREFIX + group)
         wide = (self.options.items or workers) + self.options.waiting + self.options.deciders
         options.setdefault("max_inflight", max(100, wide))
 
@@ -129,7 +128,8 @@ class AttentionGate:
             self._bus.on(topic, group=group, workers=wide, **options)(door.arrive)
             back = {k: v for k, v in options.items() if k in ("policy",)}
             parked = self.options.items or workers
-            self._bus.on(DEFERRED + group, group=group, workers=parked, **back)(door.come_back)
+            deferred = DEFERRED_PREFIX + group
+            self._bus.on(deferred, group=group, workers=parked, **back)(door.come_back)
             return handler
 
         return register
@@ -305,7 +305,7 @@ class _Door:
         )
         try:
             await self._define()
-            await gate._bus.publish(_parked(event, origin, DEFERRED + self._group))
+            await gate._bus.publish(_parked(event, origin, DEFERRED_PREFIX + self._group))
         except (TrunklineError, OSError) as error:
             return f"it could not be deferred: {error}"[:500]
         await gate.log.keep(self._decision(delivery, verdict))
@@ -315,7 +315,7 @@ class _Door:
         """Keep deferred records for a week after they are settled, unless the topic exists."""
         if not self._is_defined:
             self._is_defined = True
-            topic = DEFERRED + self._group
+            topic = DEFERRED_PREFIX + self._group
             if topic not in await self._gate._bus.topics():
                 with contextlib.suppress(Conflict):  # another process was first
                     await self._gate._bus.define(topic, retention_age_s=_KEPT_S)
@@ -383,7 +383,7 @@ class _Ingest:
     async def publish(self, events: list[Event], call_next: PublishNext) -> list[Receipt]:
         topic = events[0].topic
         if (
-            topic.startswith((SYSTEM_PREFIX, DEFERRED))
+            topic.startswith((SYSTEM_PREFIX, DEFERRED_PREFIX))
             or is_dead(topic)
             or not matches(self._topics, topic)
         ):
@@ -471,7 +471,7 @@ def _parked(event: Event, origin: _Origin, topic: str) -> Event:
     return msgspec.structs.replace(
         event,
         topic=topic,
-        id=f"{event.id}@{topic.removeprefix(DEFERRED)}"[:1000],
+        id=f"{event.id}@{topic.removeprefix(DEFERRED_PREFIX)}"[:1000],
         cause=event.id,
         headers={**event.headers, _SAID: said},
         idem_key=None,
@@ -486,4 +486,4 @@ def _unparked(event: Event, origin: _Origin) -> Event:
     )
 
 
-__all__ = ["ATTENTION", "DEFERRED", "AttentionGate"]
+__all__ = ["AttentionGate"]

@@ -19,7 +19,7 @@ from trunkline.guard.config import read_toml
 from trunkline.guard.order import GuardReject
 from trunkline.guard.policy import Action, Policy, Question, Ruling
 from trunkline.middleware import HandleNext, PublishNext
-from trunkline.patterns.audit import AUDIT
+from trunkline.names import AUDIT
 
 logger = logging.getLogger(__name__)
 

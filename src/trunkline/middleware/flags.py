@@ -20,7 +20,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -28,12 +28,10 @@ from trunkline.bus import Bus, Delivery
 from trunkline.errors import InvalidName, NotFound, TrunklineError
 from trunkline.event import Event, Receipt
 from trunkline.middleware import HandleNext, PublishNext, check
-from trunkline.names import SYSTEM_PREFIX, check_topic
+from trunkline.names import AUDIT, FLAGS, SYSTEM_PREFIX, check_topic
+from trunkline.patterns.topic_table import TopicTable
 
 logger = logging.getLogger(__name__)
-
-FLAGS: Final = "system.flags"
-AUDIT: Final = "system.bus.audit"
 
 
 class FlagChange(msgspec.Struct, frozen=True):
@@ -59,7 +57,7 @@ class Flags:
         self._bus = bus
         self._poll_s = poll_s
         self._on: dict[str, bool] = {}
-        self._next: int | None = None
+        self._table = TopicTable(bus, FLAGS, FlagChange, self._take)
         self._task: asyncio.Task[None] | None = None
         self.counts: Counter[tuple[str, bool]] = Counter()  # calls, by flag and whether it was on
         bus.at_close(self.close)
@@ -96,13 +94,11 @@ class Flags:
 
     async def refresh(self) -> None:
         """Take over what other processes have set."""
-        while records := await self._bus.read(FLAGS, self._next, 1000):
-            self._next = records[-1].offset + 1
-            for record in records:
-                with contextlib.suppress(msgspec.ValidationError):
-                    change = msgspec.convert(record.event.payload, FlagChange)
-                    if change.flag in self._on:
-                        self._on[change.flag] = change.on
+        await self._table.refresh()
+
+    def _take(self, change: FlagChange) -> None:
+        if change.flag in self._on:
+            self._on[change.flag] = change.on
 
     async def follow(self) -> None:
         """Begin to follow, once: with the first call through a switch."""

@@ -23,14 +23,14 @@ from trunkline.bus.local import LocalBus
 from trunkline.delivery.deadletters import DESK, is_hidden, keeps_books
 from trunkline.errors import OutOfRange, TrunklineError
 from trunkline.event import Record
-from trunkline.names import DEAD_SUFFIX, GroupKey, is_dead
+from trunkline.middleware.flags import FlagChange
+from trunkline.names import AUDIT, DEAD_SUFFIX, FLAGS, GroupKey, is_dead
 from trunkline.options import TopicOptions
+from trunkline.patterns.topic_table import TopicTable
 from trunkline.store.file import FileStore
 from trunkline.store.spans import BOUNDS, Spans
 
 T = TypeVar("T")
-AUDIT: Final = "system.bus.audit"
-FLAGS: Final = "system.flags"
 _LOOK = 2_000  # records of one group that are looked at for those that are not due
 _READ = 1000
 _AT_ONCE = 50
@@ -331,16 +331,12 @@ class Scans:
 
 async def _measure_flags(bus: Bus, found: Families) -> None:
     """The flags that were ever set, as they were set last."""
-    states: dict[str, bool] = {}
-    start: int | None = None
-    while records := await bus.read(FLAGS, start, _READ):
-        for record in records:
-            if isinstance(told := record.event.payload, dict) and record.event.key:
-                states[record.event.key] = bool(told.get("on"))
-        start = records[-1].offset + 1
-    for flag, on in sorted(states.items()):
+    last: dict[str, FlagChange] = {}
+    table = TopicTable(bus, FLAGS, FlagChange, lambda change: last.update({change.flag: change}))
+    await table.refresh()
+    for flag, change in sorted(last.items()):
         about = "1 while the middleware is on"
-        found.add("trunkline_feature_enabled", "gauge", about, float(on), feature=flag)
+        found.add("trunkline_feature_enabled", "gauge", about, float(change.on), feature=flag)
 
 
 async def _measure_audit(bus: Bus, found: Families) -> None:

@@ -7,6 +7,7 @@ records, deferrals, dead letters, redrives, and the events that were caused.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -15,14 +16,13 @@ from typing import Any, Final
 import msgspec
 
 from trunkline.delivery.deadletters import read_letter
-from trunkline.errors import NotFound
+from trunkline.errors import NotFound, StorageError
 from trunkline.event import Record
-from trunkline.names import DEAD_SUFFIX, is_dead, is_handle
+from trunkline.log import atomic
+from trunkline.log.line import Damaged, parse_object
+from trunkline.names import ATTENTION, AUDIT, DEAD_SUFFIX, DEFERRED_PREFIX, is_dead, is_handle
 from trunkline.units import write_time
 
-ATTENTION: Final = "system.attention"
-DEFERRED: Final = "attention.deferred."
-AUDIT: Final = "system.bus.audit"
 LAKE_GROUP: Final = "pipeline.lake"
 _READ = 1000
 
@@ -64,7 +64,7 @@ def tell(bus: Any, path: str, id_: str) -> Story:
                     mine = record
                 elif cause == id_ or cause.startswith(copy):
                     about.append(record)
-    copies = [r for r in about if r.topic.startswith(DEFERRED) and not is_dead(r.topic)]
+    copies = [r for r in about if r.topic.startswith(DEFERRED_PREFIX) and not is_dead(r.topic)]
     steps = [] if mine is None else [_published(mine)]
     for record in [*([] if mine is None else [mine]), *copies]:
         steps += _journal_steps(path, record)
@@ -122,8 +122,8 @@ def _consequence(record: Record, letters: dict[tuple[str, int], str]) -> Step:
         before = f"before group {group}" if group else "before the append"
         text = f"{payload.get('action')} {before}: {payload.get('reason')}"
         return Step("attention", text, event.ts, group, payload)
-    if record.topic.startswith(DEFERRED) and not is_dead(record.topic):
-        group = record.topic.removeprefix(DEFERRED)
+    if record.topic.startswith(DEFERRED_PREFIX) and not is_dead(record.topic):
+        group = record.topic.removeprefix(DEFERRED_PREFIX)
         text = f"deferred for group {group} as {record.topic}@{record.offset}"
         return Step("deferred", text, event.ts, group)
     if is_dead(record.topic) and (letter := read_letter(record)) is not None:
@@ -195,16 +195,12 @@ def _journal_steps(path: str, mine: Record) -> Iterable[Step]:
 
 def _lines(path: str) -> Iterator[dict[str, Any]]:
     try:
-        with open(path, "rb") as file:
-            for line in file:
-                try:
-                    value = msgspec.json.decode(line)
-                except msgspec.DecodeError:
-                    continue  # the last line may be half written
-                if isinstance(value, dict):
-                    yield value
-    except FileNotFoundError:
+        data = atomic.read_file(path)
+    except (FileNotFoundError, StorageError):  # a pipe in its place is what verify tells of
         return
+    for line in data.split(b"\n"):
+        with contextlib.suppress(Damaged):  # the last line may be half written
+            yield parse_object(line)
 
 
 def _group_steps(

@@ -1,7 +1,7 @@
 """A table that is kept on the bus: one record for each change, and the fold of all records.
 
-Tokens, schemas and topic rules are such tables. Each process folds the topic for itself, so the bus
-needs no other place to keep them.
+Tokens, schemas, topic rules and feature flags are such tables. Each process folds the topic
+for itself, so the bus needs no other place to keep them.
 """
 
 from __future__ import annotations

@@ -259,12 +259,11 @@ class Appender:
             results = [batch.add(job, place, durability) for job in jobs]
             if not batch.records:
                 return results
-            if await self._place(log, batch, place, give_up):
+            others = await self._place(log, batch, place, losses, give_up)
+            if not others:
                 break
             losses += 1
-            # The one who was first has the next batch ready: a race at once would be lost again.
-            await asyncio.sleep(random.uniform(0, min(losses * _ASIDE_S, _MOST_ASIDE_S)))
-            partition.take_in(await self._since(place, partition.next), options)
+            partition.take_in(others, options)
             if time.monotonic() > give_up:
                 raise LockTimeout(
                     f"{place.topic}/{place.partition}: other writers were first for "
@@ -279,11 +278,13 @@ class Appender:
         return results
 
     async def _place(
-        self, log: Collection, batch: BatchDocument, place: LogPlace, give_up: float
-    ) -> bool:
-        """Insert the batch; False if another writer has its place."""
+        self, log: Collection, batch: BatchDocument, place: LogPlace, losses: int, give_up: float
+    ) -> list[Document]:
+        """Insert the batch. Empty if it is there, else the batches that others have in its place
+        and behind it.
+        """
         document = batch.document(place)
-        pause_s = 0.001
+        aside_s = min((losses + 1) * _ASIDE_S, _MOST_ASIDE_S)
         while True:
             try:
                 await log.insert_one(document)
@@ -295,17 +296,17 @@ class Appender:
                 if not _is_unsure(error) or time.monotonic() > give_up:
                     raise
             else:
-                return True
-            found = await self._server.log.find_one({"_id": document["_id"]}, {"nonce": 1})
-            if found is not None:
-                return bool(found["nonce"] == batch.nonce)
+                return []
+            # The one who was first has the next batch ready: a race at once would be lost again.
+            await asyncio.sleep(random.uniform(0, aside_s))
+            found = await self._since(place, document["first"])
+            if found and found[0]["_id"] == document["_id"]:
+                return [] if found[0]["nonce"] == batch.nonce else found
             # A batch is there that a majority does not have yet: it may go, or come to stay.
-            await asyncio.sleep(random.uniform(0, pause_s))
-            pause_s = min(2 * pause_s, 0.02)
 
     async def _since(self, place: LogPlace, start: int) -> list[Document]:
         """The batches that a majority has, from an offset on, without their records."""
-        fields = {"first": 1, "n": 1, "keys": 1}
+        fields = {"first": 1, "n": 1, "keys": 1, "nonce": 1}
         found = self._server.log.find({"_id": place.since(start)}, fields)
         return [document async for document in found.sort("_id", 1)]
 

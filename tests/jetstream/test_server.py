@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+import trunkline
 from trunkline.bus.nats.connection import NatsLink
-from trunkline.bus.nats.place import parse
-from trunkline.bus.nats.server import Servers, free_ports, program
+from trunkline.bus.nats.place import MONITOR, parse
+from trunkline.bus.nats.server import Servers, free_ports, is_free, program
 from trunkline.errors import Conflict, ConnectionLost, Denied, NoBus, ProtocolError
 from trunkline.options import NatsOptions
 
@@ -46,6 +48,53 @@ def test_nats_up_runs_a_server_until_it_is_told_to_end(tmp_path: Path) -> None:
         assert process.wait(20) == 0
         process.stdout.close()
     assert (tmp_path / "n" / "n0" / "jetstream").is_dir()
+
+
+def ports_apart() -> int:
+    """A free port whose usual monitoring port is free as well."""
+    while not is_free("127.0.0.1", (port := free_ports(1)[0]) + MONITOR):
+        pass
+    return port
+
+
+async def durability(url: str) -> str:
+    async with trunkline.connect(url) as bus:
+        return (await bus.publish("orders", 1)).durability
+
+
+def test_receipts_of_nats_up_say_that_every_write_is_synced(tmp_path: Path) -> None:
+    port = ports_apart()
+    words = ["nats", "up", "--port", str(port), "--folder", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trunkline", *words], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        told = process.stdout.readline()
+        assert "every write synced" in told
+        assert f"monitor http://127.0.0.1:{port + MONITOR}" in told
+        assert asyncio.run(durability(f"nats://127.0.0.1:{port}")) == "fsync"
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        process.stdout.close()
+
+
+async def test_a_server_that_does_not_sync_is_believed(tmp_path: Path) -> None:
+    with Servers(tmp_path, port=ports_apart(), sync="2m") as servers:
+        assert servers.is_usual
+        assert await durability(servers.url) == "os"
+
+
+async def test_the_monitoring_port_of_another_server_says_nothing(tmp_path: Path) -> None:
+    port = ports_apart()
+    usual = f"http: 127.0.0.1:{port + MONITOR}"
+    synced = Servers(tmp_path / "synced")
+    config = tmp_path / "synced" / "n0" / "nats.conf"
+    config.write_text(re.sub(r"http: .*", usual, config.read_text("utf-8")), "utf-8")
+    with synced, Servers(tmp_path / "other", port=port, sync="2m") as other:
+        assert not other.is_usual
+        assert await durability(other.url) == "os"
 
 
 def test_nats_up_has_one_node_or_three(tmp_path: Path) -> None:

@@ -42,6 +42,11 @@ def run(args: argparse.Namespace) -> int:
         elif not args.quiet:
             kind = "one node" if args.nodes == 1 else f"{args.nodes} nodes"
             print(f"{servers.url} ({kind}, every write synced; monitor {servers.monitor})")
+            if not servers.is_usual:
+                print(
+                    f"its usual monitoring port is taken: connect with "
+                    f"monitor={servers.monitor!r}, else receipts of one node say os, not fsync"
+                )
             print("Ctrl-C ends it; its files stay", flush=True)
         done.wait()
     return 0

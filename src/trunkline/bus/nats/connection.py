@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
-from trunkline.bus.nats.place import FORMAT, MARK, Place
+from trunkline.bus.nats.place import FORMAT, MARK, MONITOR, PORT, Place
 from trunkline.errors import (
     Closed,
     Conflict,
@@ -35,6 +35,8 @@ OLDEST = (2, 14)  # the first server that moves a consumer to a sequence number
 _PENDING_BYTES = 32 * 1024 * 1024
 _REQUEST_S = 2.0
 _AGAIN_S = 0.1
+_HERE = ("127.0.0.1", "localhost", "::1")
+_HERE_S = 0.5  # how long a monitoring port may take that nobody named
 _AWAY = frozenset({10004, 10005, 10008, 10009, 10118, 10119})  # passes by itself
 _GONE = frozenset({10059, 10014, 10037})  # no stream, no consumer, no message
 _FULL = frozenset({10023, 10047, 10028, 10077, 10002})
@@ -195,6 +197,9 @@ class NatsLink:
             self.replicas = 3 if info.get("cluster") else 1
         if self.options.monitor:
             self.syncs = await _syncs_always(self.options.monitor)
+        elif (url := client.connected_url) is not None and url.hostname in _HERE:
+            where = url.port or PORT
+            self.syncs = await _syncs_here(url.hostname, where, info.get("server_id"))
 
     async def _account(self, client: Client) -> Any:
         """The first answer of JetStream; a cluster that has just begun may have no leader yet."""
@@ -310,6 +315,26 @@ async def _syncs_always(monitor: str) -> bool:
         return await asyncio.to_thread(ask)
     except (OSError, KeyError, ValueError) as error:
         logger.warning("%s does not say whether NATS syncs: %s", monitor, error)
+        return False
+
+
+async def _syncs_here(host: str, port: int, server_id: str | None) -> bool:
+    """Whether a server on this machine syncs every write, if its monitoring port is the usual one:
+    8222 beside 4222. The answer counts only if it comes from the server that is connected.
+    """
+    try:
+        async with asyncio.timeout(_HERE_S):
+            reader, writer = await asyncio.open_connection(host, port + MONITOR)
+            try:
+                writer.write(b"GET /varz HTTP/1.0\r\n\r\n")
+                _, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            finally:
+                writer.close()
+        found = msgspec.json.decode(body)
+        is_same = found["server_id"] == server_id
+        return is_same and bool(found["jetstream"]["config"].get("sync_always"))
+    except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+        logger.debug("nobody says whether NATS at port %s syncs: %s", port, error)
         return False
 
 

@@ -15,6 +15,7 @@ import msgspec
 from trunkline.errors import InvalidOption
 
 PORT = 4222
+MONITOR = 4000  # the monitoring port is that much higher: 8222
 BUS = "tl"
 MARK = "trunkline"  # the metadata of every stream and consumer that is ours
 FORMAT = "1"

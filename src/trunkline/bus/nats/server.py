@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from trunkline.bus.nats.place import MONITOR
 from trunkline.errors import Conflict, ConnectionLost, NotFound
 
 READY_S = 20.0
@@ -119,6 +120,9 @@ class Servers:
         ports = [port + n for n in range(nodes)] if port else free_ports(nodes)
         inner = free_ports(2 * nodes)
         routes, monitors = inner[:nodes], inner[nodes:]
+        if port:  # the usual ones where they are free
+            usual = [one + MONITOR for one in ports]
+            monitors = [a if is_free(host, a) else b for a, b in zip(usual, monitors, strict=True)]
         self.nodes = [
             Node(
                 f"n{n}",
@@ -140,6 +144,11 @@ class Servers:
     @property
     def monitor(self) -> str:
         return self.nodes[0].monitor
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether each monitoring port is where a program on this machine looks for it."""
+        return all(node.monitor.endswith(f":{node.port + MONITOR}") for node in self.nodes)
 
     def start(self) -> None:
         for node in self.nodes:
@@ -172,6 +181,17 @@ class Servers:
 def _cluster(host: str, routes: list[int], number: int) -> str:
     others = ", ".join(f'"nats://{host}:{port}"' for n, port in enumerate(routes) if n != number)
     return f'cluster {{ name: trunkline, listen: "{host}:{routes[number]}", routes: [{others}] }}\n'
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a server can listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError):  # taken, or there is no such port
+            return False
+        return True
 
 
 def free_ports(count: int) -> list[int]:

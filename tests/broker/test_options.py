@@ -120,6 +120,13 @@ def test_a_file_that_is_wrong_is_refused(tmp_path: Path, text: str) -> None:
         gather({}, {}, str(path))
 
 
+def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_bytes(b"[broker]\nhost = '\xff'\n")
+    with pytest.raises(InvalidOption, match="is not TOML"):
+        gather({}, {}, str(path))
+
+
 def test_a_config_that_is_empty_is_none() -> None:
     assert gather({}, {"TRUNKLINE_CONFIG": ""}) == gather({}, {})
 

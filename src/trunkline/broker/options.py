@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import tomllib
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 import msgspec
 
-from trunkline.errors import InvalidOption, NotFound
+from trunkline.errors import InvalidOption
 from trunkline.explain import reason
+from trunkline.guard.config import read_toml
 from trunkline.options import BrokerOptions, make
 
 _CLIENT = ("ws:", "wss:")
@@ -74,14 +74,7 @@ def gather(
 def _from_file(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
-    try:
-        with open(path, "rb") as file:
-            found = tomllib.load(file)
-    except FileNotFoundError:
-        raise NotFound(f"there is no file {path}", path=path) from None
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidOption(f"{path} is no TOML: {error}", path=path) from error
-    values = found.get("broker")
+    values = read_toml(path).get("broker")
     if not isinstance(values, dict):  # else what it asks for, a guard perhaps, would not be there
         raise InvalidOption(f"{path} has no table [broker]", path=path)
     return values

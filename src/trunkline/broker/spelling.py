@@ -16,6 +16,7 @@ import msgspec
 from trunkline.delivery.deadletters import Letter
 from trunkline.errors import InvalidOption
 from trunkline.event import Record
+from trunkline.units import read_time
 from trunkline.wire.envelope import envelope_of
 
 # Our name of a member, and the older one that a body may have in its place.
@@ -79,5 +80,5 @@ def event_row(record: Record, attempt: int | None = None) -> dict[str, Any]:
 def letter_row(letter: Letter) -> dict[str, Any]:
     """A dead letter in an answer, its event spelt as everywhere else."""
     event = event_row(Record(letter.event, letter.partition, letter.origin))
-    at = datetime.fromisoformat(letter.at).astimezone(UTC)
+    at = read_time(letter.at).astimezone(UTC)
     return {**msgspec.structs.asdict(letter), "at": at, "event": event}

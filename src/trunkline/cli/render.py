@@ -20,6 +20,7 @@ import msgspec
 from trunkline.cli import Enough, width
 from trunkline.errors import InvalidOption
 from trunkline.event import Event, Record
+from trunkline.units import read_time
 
 Row = Mapping[str, Any]
 Progress = Callable[[int, int], None]
@@ -176,7 +177,7 @@ def short(value: Any) -> str:
     """A cell of a table: as ``cell``, with times as a person reads them."""
     when = value
     if isinstance(value, str) and _MOMENT.fullmatch(value):
-        when = datetime.fromisoformat(value)
+        when = read_time(value)
     if not isinstance(when, datetime):
         return cell(value)
     when = when.astimezone(UTC)

@@ -18,7 +18,10 @@ from trunkline.folder import in_hand
 from trunkline.folder.in_hand import GroupMarks, HandFile
 from trunkline.group.members import MemberInfo
 from trunkline.log import atomic
+from trunkline.log.line import Damaged, decode
 from trunkline.names import GroupKey, is_handle
+
+_decode = msgspec.json.Decoder(list[MemberInfo]).decode
 
 
 class FolderMembers:
@@ -73,9 +76,9 @@ class FolderMembers:
             if name.endswith(in_hand.SUFFIX) or not (name == self.own or self.is_alive(name)):
                 continue
             for _ in range(3):  # it may be written at this moment
-                with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "rb") as file:
-                    body = file.read()
-                    found += msgspec.json.decode(body, type=list[MemberInfo]) if body else []
+                with contextlib.suppress(OSError, StorageError, Damaged):
+                    body = atomic.read_file(path)
+                    found += decode(_decode, body) if body else []
                     break
         return found
 

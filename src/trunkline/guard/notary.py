@@ -17,7 +17,6 @@ import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -54,6 +53,7 @@ from trunkline.guard.vault import HEADER as SEALED
 from trunkline.log import atomic, layout
 from trunkline.middleware import PublishNext
 from trunkline.store.file import FileStore
+from trunkline.units import read_time
 
 logger = logging.getLogger(__name__)
 
@@ -368,7 +368,7 @@ def _check_later(note: str, copied: str, verifier: Verifier) -> None:
     with open(copied, encoding="utf-8", errors="replace") as file:
         old = verifier.open(file.read()).splitlines()
     new = verifier.open(note).splitlines()
-    if datetime.fromisoformat(new[1]) < datetime.fromisoformat(old[1]):
+    if read_time(new[1]) < read_time(old[1]):
         said = f"rolled back: {old[0]} was signed at {old[1]} before, now {new[1]}"
         raise Tampered(said, origin=old[0])
 

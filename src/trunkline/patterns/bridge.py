@@ -383,9 +383,8 @@ class BusPlace(_Place):
         self._most = BATCH
         if scheme == "file":
             path = os.path.abspath(folder_path(place))
-            self._bus = DirectBus(path, create=create)
-            with open(os.path.join(path, "bus.json"), "rb") as file:
-                self.place = str(json.loads(file.read())["id"])
+            self._bus = direct = DirectBus(path, create=create)
+            self.place = direct.folder.id
             self._notes = os.path.join(path, "bridge")
         else:
             from trunkline.bus import sync

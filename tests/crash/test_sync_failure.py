@@ -118,7 +118,7 @@ def test_the_log_goes_on_in_a_new_segment(
     again.close()
 
 
-async def test_everyone_who_waited_for_the_batch_is_told(
+async def test_every_publisher_that_waited_for_the_batch_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FileStore(os.fspath(tmp_path), reserve_bytes=0)

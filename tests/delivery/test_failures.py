@@ -120,3 +120,21 @@ async def test_a_limit_is_a_number_of_seconds() -> None:
     bus = trunkline.connect("memory:")
     with pytest.raises(InvalidOption, match="timeout_s"):
         bus.on("orders", group="billing", timeout_s="5")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("url", ["memory:", "file:{folder}"])
+async def test_a_letter_of_a_policy_that_allows_fewer_tries_says_so(
+    url: str, tmp_path: Any
+) -> None:
+    policy = GroupOptions(max_retries=9, backoff_base_s=0.0)
+    async with trunkline.connect(url.format(folder=tmp_path)) as bus:
+        await bus.publish("orders", {"id": 1})
+        async with bus.subscribe("orders", group="billing", policy=policy) as subscription:
+            for delay_s in (0.0, 0.0, 0.2):
+                await (await anext(subscription)).nack(delay_s, "not yet")
+        await bus.edit("orders", "billing", max_retries=1)
+        bus.on("orders", group="billing")(bill)
+        assert await bus.drain(20)
+        found = [one async for one in bus.dead_letters("orders").letters()]
+    said = "no try is left: tries that failed: 3, tries that are allowed: 2"
+    assert found[0].error == said, "no process ended"

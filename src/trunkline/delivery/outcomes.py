@@ -46,7 +46,7 @@ class Outcomes:
         self.terms: list[GivenUp] = []
         self.longer: list[Lease] = []
         self.back: list[Lease] = []  # no handler had them
-        self.lost: list[Lease] = []  # whoever had them ended without a word
+        self.lost: list[Lease] = []  # their process or client ended without settling them
         self.uncovered: list[tuple[Lease, float | None, str, bool]] = []  # True: never again
         self._draw = draw
         self._reported = (0, 0, 0, 0, 0, 0, 0)
@@ -67,7 +67,7 @@ class Outcomes:
                 if self._fail(group, lease, now, delay_s)
             ]
             given_up += [
-                GivenUp(lease, "retries", "whoever had it ended without a word")
+                GivenUp(lease, "retries", "its process or client ended without settling it")
                 for lease in self.lost
                 if group.fail(lease, now=now, delay_s=0.0, crashed=True)
             ]

@@ -130,7 +130,7 @@ class Pump:
         crashed: bool = False,
     ) -> None:
         """An inbox is left: unread deliveries go back and count as no try, those in hand failed.
-        ``crashed``: whoever had them ended without a word.
+        ``crashed``: their process or client ended without settling them.
         """
         self.release(inbox)
         outcomes = self._outcomes
@@ -422,11 +422,10 @@ class Pump:
         return found
 
     async def _hand_out(self, inbox: DeliveryInbox, taken: Taken) -> None:
-        lost = "no try is left: the process that had it last ended without a word"
-        self._letters.add([GivenUp(lease, "retries", lost) for lease in taken.dead])
-        late = "its time to live ran out"
-        self._letters.add([GivenUp(lease, "expired", late) for lease in taken.expired])
         assert self._group is not None
+        dead = [GivenUp(lease, "retries", _no_try_left(self._group, lease)) for lease in taken.dead]
+        late = "its time to live ran out"
+        self._letters.add(dead + [GivenUp(lease, "expired", late) for lease in taken.expired])
         ordering, prefetch, handed = self._group.options.ordering, self._prefetch, 0
         try:
             await prefetch.fetch(lease.offset for lease in taken.leases)
@@ -503,3 +502,11 @@ class Pump:
                 for lease in written:
                     self.in_hand.end(lease.offset)
             self._wakes.add(OUTCOMES)
+
+
+def _no_try_left(group: Group, lease: Lease) -> str:
+    """Why a record becomes a dead letter before it is delivered again."""
+    if lease.offset in group.ledger.suspects:
+        return "no try is left: the process that had it last ended without settling it"
+    allowed = group.options.max_retries + 1
+    return f"no try is left: tries that failed: {lease.attempt}, tries that are allowed: {allowed}"

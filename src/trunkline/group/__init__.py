@@ -368,7 +368,7 @@ class Group:
     ) -> bool | None:
         """End a lease for a later try. True: no try is left, so the record stays leased until its
         dead letter is durable and it is settled. None: the lease was lost before. ``crashed``:
-        whoever had the record ended without a word, perhaps because of it.
+        the process or client that had the record ended, perhaps because of it.
         """
         if not self.holds(lease):
             return None

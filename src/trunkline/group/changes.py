@@ -47,8 +47,8 @@ class Settled(Op, frozen=True):
 
 
 class Failed(Op, frozen=True):
-    """Each ``(offset, at)`` may be leased again from ``at`` on. ``crashed``: whoever had them in
-    hand ended without a word.
+    """Each ``(offset, at)`` may be leased again from ``at`` on. ``crashed``: the process or client
+    that had them ended without settling them.
     """
 
     again: Sequence[tuple[int, float]]

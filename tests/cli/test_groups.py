@@ -203,6 +203,9 @@ def test_verify_names_a_damaged_file_that_others_stand_in_for(
     assert found.code == 0  # the group can be read, and no record is damaged
     assert found.rows[0]["path"] == f"offsets/t__g.{ending}"
     assert "the checksum does not fit" in found.rows[0]["problem"]
+    (told,) = run("doctor", "--json").rows
+    assert (told["level"], told["code"]) == ("warning", "group_file")
+    assert told["where"].startswith(f"offsets/t__g.{ending}:")
     assert run("group", "ls", "--json").rows[0]["floor"] == 5
 
 

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from trunkline.cli import ERROR, OK, Commands, leaf
 from trunkline.cli.arguments import URL, at_least, bus_path, bus_url, open_folder
-from trunkline.cli.folder import is_wrong, verify_topics
+from trunkline.cli.folder import is_wrong, verify_group_files, verify_topics
 from trunkline.cli.groups import group_row
 from trunkline.cli.render import Printer, amount, progress, size
 from trunkline.delivery.deadletters import DESK, is_hidden
@@ -306,12 +306,19 @@ def _groups(folder: Folder, lag: int) -> Iterator[Diagnosis]:
         try:
             row = group_row(folder, key)
             ahead = folder.look(key, lambda group: group.last_settled)
+            damaged = verify_group_files(folder, key)
         except Corrupt as error:
             yield Diagnosis("error", place, error.message, f"{seek} N")
             continue
         except StorageError as error:
             yield _unread(place, error)
             continue
+        for finding in damaged:  # the group goes on without these files
+            where, remedy = (
+                f"{finding.path}:{finding.position}",
+                "the group's next snapshot mends it",
+            )
+            yield Diagnosis("warning", where, finding.problem, remedy, "group_file")
         if ahead >= folder.bounds(key.topic, key.partition).next:
             problem = f"it has settled offset {ahead}, which the log does not reach"
             yield Diagnosis("error", place, problem, f"{seek} end")

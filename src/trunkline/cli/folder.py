@@ -116,7 +116,7 @@ def verify_topics(
     for key in folder.groups():
         if key.topic in topics:
             try:
-                yield from _verify_group(folder, key)
+                yield from verify_group_files(folder, key)
             except Corrupt as error:
                 path = os.path.relpath(error.path, folder.path)
                 yield Finding(path, error.position, error.message)
@@ -127,7 +127,8 @@ def verify_topics(
                 yield Finding(place, 0, said, severe)
 
 
-def _verify_group(folder: Folder, key: GroupKey) -> list[Finding]:
+def verify_group_files(folder: Folder, key: GroupKey) -> list[Finding]:
+    """Damage to the files of a group that can be read all the same."""
     return folder.look(key, lambda _: list(verify_group(folder.path, key)))
 
 

@@ -1,4 +1,4 @@
-"""Who may do what: tokens, grants, and the one rule that decides.
+"""Rights: tokens, grants, and the one rule that decides.
 
 Nothing is allowed unless a grant says so, and a grant that denies beats any that allows. Dead
 letters and the topics below ``system`` are resources of their own: a pattern covers them only if it
@@ -63,7 +63,7 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who a connection belongs to. ``agent`` comes from the token, never from what is sent."""
+    """The owner of a connection. ``agent`` comes from the token, never from a frame."""
 
     agent: str
     grants: tuple[Grant, ...] = ()

@@ -1,7 +1,7 @@
 """One batcher: items that come close together are handed on together.
 
 The items of one turn of the loop make a batch. A batch that may wait ends later, one that is full
-ends at once. Who needs a batch to end when the one before it is written has ``store.committer``.
+ends at once. A batch that ends when the one before it is written is ``store.committer``.
 """
 
 from __future__ import annotations

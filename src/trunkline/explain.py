@@ -11,7 +11,7 @@ import msgspec
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The name that ``word`` was probably meant to be; None if none is like it."""
-    from difflib import get_close_matches  # only who makes a mistake pays for it
+    from difflib import get_close_matches  # only a mistake pays for the import
 
     names = {name.lower(): name for name in known}
     found = get_close_matches(word.lower(), names, 1, 0.6)

@@ -299,7 +299,7 @@ class BrokerOptions(Options, frozen=True):
     rights_s: Interval = 1.0  # how often changed rights are looked for
     drain_s: Seconds = 3.0
     poll_s: Interval = 20.0  # a long poll of a stream waits so long
-    policy: str | None = None  # a TOML file that says who may publish and read what
+    policy: str | None = None  # a TOML file with the rights of each actor
     metrics_s: Seconds = 10.0  # between two events of system.metrics; 0 for none
     audit: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of decisions on system.bus.audit
 

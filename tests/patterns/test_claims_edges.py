@@ -248,7 +248,7 @@ def test_worktrees_share_their_claims_and_the_place_is_decided_once(tmp_path: Pa
 def test_a_claim_needs_a_name(cli: Run, url: str) -> None:
     refused = cli("claim", "a.py", "--url", url)
     assert refused.code == 4
-    assert b"say who claims" in refused.err
+    assert b"a claim needs an actor" in refused.err
     assert cli("claims", "--url", url).code == 2
 
 

@@ -96,7 +96,7 @@ async def create_topic(ask: Ask) -> Response:
             code="open_broker",
             hint="make a token with 'trunkline token create', or start it with --auth",
         )
-    # First: who waits for the topic must not find it without its rules.
+    # First: a client that waits for the topic must not find it without its rules.
     await configs.set(
         Config(
             name,

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 PATHS = ("/", "/ws")
 _NAME_CHARS = 100
-_HIGH_WATER_BYTES = 16 * 1024  # the kernel takes more: this is for who does not read
+_HIGH_WATER_BYTES = 16 * 1024  # the kernel takes more: this is for clients that do not read
 _READ_BYTES = 4096
 _READ_MAX_BYTES = 256 * 1024  # at once: what was read is handled before reading can be held up
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -82,8 +82,8 @@ class Gate:
         names: frozenset[str] = frozenset(),
         ticket: str | None = None,
     ) -> tuple[Principal | None, bool]:
-        """Who asks, and whether a token or ticket was shown that is not valid. A token comes before
-        a ticket, and a ticket before the ``names`` in a certificate.
+        """The principal, and whether a token or ticket was shown that is not valid. A token comes
+        before a ticket, and a ticket before the ``names`` in a certificate.
         """
         shown = headers.get("Authorization")
         if shown is None and ticket is not None:

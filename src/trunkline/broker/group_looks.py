@@ -1,5 +1,5 @@
 """Where all groups stand, as lists and metrics show them: a look at thousands of groups holds up
-neither the loop nor those who work for them.
+neither the loop nor the members of the groups.
 """
 
 from __future__ import annotations

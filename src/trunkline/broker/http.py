@@ -1,7 +1,7 @@
 """The HTTP door: one table of endpoints, from which the routes and the OpenAPI page are made.
 
-Each endpoint is a function of the hub, the request and who asks; it checks the rights itself. What
-it raises becomes a status and a JSON object with ``code`` and ``message``, by the table that the
+Each endpoint is a function of the hub, the request and its principal; it checks the rights itself.
+An error becomes a status and a JSON object with ``code`` and ``message``, by the table that the
 WebSocket door uses too.
 """
 
@@ -66,7 +66,7 @@ class Endpoint(NamedTuple):
 
 
 class Ask:
-    """A request, and who makes it."""
+    """A request, and the principal that makes it."""
 
     __slots__ = ("hub", "request", "who")
 
@@ -226,7 +226,7 @@ class Asking(HttpToolsProtocol):
         self._stall = self.loop.call_later(self.hub.options.stall_s, self._look, size)
 
     def _look(self, before: int) -> None:
-        """Slow is not stalled: only who took nothing at all is let go."""
+        """Slow is not stalled: only a client that took nothing at all is let go."""
         size = self.transport.get_write_buffer_size()
         if size < before:
             self._watch(size)

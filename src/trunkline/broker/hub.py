@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 _headers = attrgetter("headers")
 
 GOODBYE_S = 1.0  # for who takes nothing of what it is owed
-PRINCIPAL = "auth_principal"  # the header that says who published; what a client puts there is lost
+PRINCIPAL = "auth_principal"  # the header that names the publisher; a client's own is lost
 SCOPES = "scopes"  # the header that names the roles of that agent, where tokens are asked for
 _ACTIONS: dict[str, Action] = {
     "publish": "publish",
@@ -101,11 +101,11 @@ class Hub:
         self.figures_shown = Gathered(Figures(bus, looks).text, self.clock)
         path = self.options.policy
         self._policy_file = None if path is None else PolicyFile(path, clock=self.clock)
-        self.system.quotes = path is None  # else whoever may read the letter reads it there
+        self.system.quotes = path is None  # else an agent that may read the letter reads it there
         self.sessions: set[Connection] = set()
         self.clients: dict[tuple[str, str], Connection] = {}  # by agent and name: their last one
         self.is_open = False
-        self.ending = asyncio.Event()  # who waits for records over HTTP waits no longer
+        self.ending = asyncio.Event()  # clients that wait for records over HTTP wait no longer
         self.since = self.clock.now()
         self._buckets: dict[str, Bucket] = {}
         self._underway: dict[asyncio.Future[None], Sequence[Event]] = {}
@@ -145,9 +145,9 @@ class Hub:
         await self.jobs.close()
         for shown in (self.topics_shown, self.groups_shown, self.figures_shown):
             await shown.close()
-        self.bus.store.bell.ring(None)  # those who follow a log look up, and see that this ends
+        self.bus.store.bell.ring(None)  # readers that follow a log wake, and see that this ends
         until = asyncio.get_running_loop().time() + (self.options.drain_s or math.inf)
-        await self._finish(until)  # who published is told
+        await self._finish(until)  # publishers get their answers
         for session in list(self.sessions):
             session.leave()  # to give back what it held is among what is waited for
         until = asyncio.get_running_loop().time() + (self.options.drain_s or math.inf)
@@ -167,7 +167,7 @@ class Hub:
             )
 
     async def _keep(self) -> None:
-        """Notice changed rights and schemas, and let those who lost theirs feel it: at times, and
+        """Notice changed rights and schemas, and end what is no longer allowed: at times, and
         at once when a token was made or revoked.
         """
         while True:
@@ -245,7 +245,7 @@ class Hub:
             return await self._publish_checked(who, topic, events, again)
         except TrunklineError:
             raise
-        except Exception as error:  # whoever waits for the answer gets one
+        except Exception as error:  # the caller that waits for the answer gets one
             logger.exception("events for %s could not be published", topic)
             raise TrunklineError("internal error", code="internal") from error
 
@@ -346,7 +346,7 @@ class Hub:
             raise Denied("access denied", actor=who.agent, action=action, topic=topic)
 
     def refuse_reserved(self, who: Principal, action: access.Action, topic: str) -> None:
-        """What the broker keeps for itself is written by its own commands, whoever asks."""
+        """The broker's own topics are written by its own commands alone, whatever the rights."""
         if topic in RESERVED:
             self.denied(who, action, topic, missing=f"{topic} is the broker's own")
             raise Denied("access denied", actor=who.agent, action=action, topic=topic)
@@ -411,5 +411,5 @@ class Hub:
 
 
 def _load_parser() -> None:
-    with contextlib.suppress(InvalidFilter):  # it is not installed: who sends a condition is told
+    with contextlib.suppress(InvalidFilter):  # not installed: a client that needs it is told
         compile_where("key = ''")

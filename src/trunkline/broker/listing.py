@@ -58,7 +58,7 @@ async def show_topics(bus: LocalBus, configs: Configs) -> list[Row]:
 
 
 async def show_group(bus: LocalBus, key: GroupKey) -> Row:
-    """Where a group stands, and who is subscribed to it."""
+    """Where a group stands, and its members."""
     known = await bus.members(group=key.group)
     row = group_row(await group_info(bus.store, key, known))
     row["subscribed"] = [show_member(one) for one in select(known, key.topic, key.group)]

@@ -36,13 +36,13 @@ class Sender(Protocol):
 
 
 class Turn:
-    """A lock that is had in the order in which it was asked for. Who gave it away can have it back
+    """A lock that is given in the order of the requests. A task that gave it away can have it back
     before the next one begins.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._back: deque[asyncio.Future[None]] = deque()  # who had it, and wants it back
+        self._back: deque[asyncio.Future[None]] = deque()  # tasks that had it, and want it back
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_taken = False
 

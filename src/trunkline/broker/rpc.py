@@ -221,7 +221,7 @@ async def _groups(session: Session, args: dict[str, Any]) -> Any:
 
 
 async def _members(session: Session, args: dict[str, Any]) -> Any:
-    """Who is subscribed to what the caller may read or subscribe to."""
+    """The members of the groups that the caller may read or subscribe to."""
     asked = _args(args, _Groups)
     hub, who = session.hub, session.who
     return [

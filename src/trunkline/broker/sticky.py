@@ -1,8 +1,8 @@
-"""Partitions that stay with their connection: who asked for ``sticky`` gets whole partitions.
+"""Partitions that stay with their connection: a member with ``sticky`` gets whole partitions.
 
 Without it the members of a group share every partition. With it each partition has one owner among
 the sticky members, and keeps it for as long as that member is there and has not more than its
-share; what it held when it goes is taken over at once by those who stay.
+share; what it held when it goes is taken over at once by the others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def share_out(
 
 
 class Assignments:
-    """Who owns which partition, for each topic and group that has sticky members."""
+    """The owner of each partition, for each topic and group that has sticky members."""
 
     def __init__(self) -> None:
         self._members: dict[tuple[str, str], list[Member]] = {}

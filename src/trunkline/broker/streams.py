@@ -254,7 +254,7 @@ def _body(kind: str, records: Sequence[Record]) -> bytes:
 
 
 def _bytes(record: Record) -> bytes:
-    """The payload of a record in a stream of text or bytes, whoever published it."""
+    """The payload of a record in a stream of text or bytes, of any publisher."""
     event = record.event
     if not isinstance(event.payload, str):
         return msgspec.json.encode(event.payload)

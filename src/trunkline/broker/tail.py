@@ -23,7 +23,7 @@ _QUIET_S = 15.0
 
 @contextlib.contextmanager
 def listening(store: Store, topic: str) -> Iterator[asyncio.Event]:
-    """An event that is set when the topic may have more; whoever waits for it clears it."""
+    """An event that is set when the topic may have more; the task that waits for it clears it."""
     rung = asyncio.Event()
 
     def ring(_topic: str | None) -> None:

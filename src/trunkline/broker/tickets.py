@@ -38,8 +38,8 @@ class Tickets:
         return text, until
 
     def holder(self, text: str) -> Principal | None:
-        """Who it was issued to; None if it is unknown or over. The caller asks whether the token
-        behind it still counts.
+        """The principal of a ticket; None if it is unknown or over. The caller asks whether the
+        token behind it still counts.
         """
         found = self._known.get(text)
         if found is None:

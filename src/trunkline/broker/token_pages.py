@@ -70,7 +70,7 @@ async def revoke_token(ask: Ask) -> Response:
 
 
 def _require_admin(ask: Ask) -> None:
-    """Who makes tokens can have any right, so only an admin of everything makes them."""
+    """A maker of tokens can have any right, so only an admin of everything makes them."""
     if not access.may(ask.who, "admin", ">"):
         ask.hub.denied(ask.who, "admin", TOPIC, missing="admin on everything")
         raise Denied("access denied", actor=ask.who.agent, action="admin", topic=TOPIC)

@@ -1,6 +1,6 @@
-"""Who may do what, kept on the bus itself: the topic ``system.access`` holds one record per change
-of a token, the last one counts. Whoever can write the bus can make tokens; a broker that runs sees
-a change at once where its store tells of other processes, else within ``rights_s``.
+"""Tokens and their rights, kept on the bus itself: the topic ``system.access`` holds one record per
+change of a token, the last one counts. A user that can write the bus can make tokens; a broker that
+runs sees a change at once where its store tells of other processes, else within ``rights_s``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Rights:
         self.tokens[token.id] = token
 
     def known(self, text: str | None) -> Principal | None:
-        """Who shows this token; None if it is not valid."""
+        """The principal of a token; None if the token is not valid."""
         if not self.is_on:
             return LOCAL
         if text is None:
@@ -65,7 +65,7 @@ class Rights:
         return admit(text, self.tokens.get(name) if name else None, self._bus.clock.now())
 
     def certified(self, names: Collection[str]) -> Principal | None:
-        """Who a client certificate with these names belongs to; None if it is nobody known."""
+        """The principal of a client certificate with these names; None if there is none."""
         now = self._bus.clock.now()
         for token in self.tokens.values():
             if token.certificate and token.agent in names and token.counts(now):

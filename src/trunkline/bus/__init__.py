@@ -499,8 +499,8 @@ class Bus(ABC):
 
     @abstractmethod
     async def members(self, topic: str | None = None, group: str | None = None) -> list[MemberInfo]:
-        """Who is subscribed, idle members too: process, host, since when, what is in flight, the
-        last delivery. On NATS those of this process alone.
+        """The members that are subscribed, idle ones too: process, host, since when, what is in
+        flight, the last delivery. On NATS those of this process alone.
         """
 
     @abstractmethod

@@ -126,7 +126,7 @@ class Pumps:
         return True
 
     def heed(self, topic: str, options: TopicOptions) -> None:
-        """Who defined these here relies on them now. What others define is found a little later."""
+        """Use options that this process defined. Those of others are found a little later."""
         for key, pump in self._pumps.items():
             if key.topic == topic:
                 pump.ttl = options.ttl_policy
@@ -140,7 +140,7 @@ class Pumps:
         lags = [await lag_of(self.store, key) for key in self]
         return sum(lags) + sum(one.is_leaving for one in self.subscriptions)
 
-    # -- who is subscribed -----------------------------------------------------------------------
+    # -- the members that are subscribed ----------------------------------------------------------
 
     def enter(self, subscription: LocalSubscription) -> None:
         self.subscriptions.add(subscription)
@@ -166,7 +166,7 @@ class Pumps:
             try:
                 self.store.announce(found)
             except TrunklineError as error:  # people look at it, nothing depends on it
-                logger.debug("nobody hears who is subscribed: %s", error)
+                logger.debug("the list of subscribers could not be written: %s", error)
             self._told = found
 
     async def _keep_telling(self) -> None:
@@ -272,7 +272,7 @@ class LocalSubscription:
         self._finder: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._known: set[str] = set()
-        self.client = ""  # behind a broker: who has the deliveries
+        self.client = ""  # behind a broker: the client that has the deliveries
         self._since = 0.0
         self._last = (0.0, 0.0)  # of the last delivery: monotonic, and epoch seconds
 

@@ -64,7 +64,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "ndjson": ("ndjson", "an NDJSON file with consumer-owned offsets"),
     "claim": ("claims", "hold a path or glob for a while"),
     "release": ("claims", "give a claim back"),
-    "claims": ("claims", "list who holds what"),
+    "claims": ("claims", "list claims and their holders"),
     "bridge": ("bridge", "move events between two places"),
     "run": ("run", "run the handlers of an application, in processes"),
     "serve": ("serve", "run the broker: WebSocket and HTTP on one port"),
@@ -91,7 +91,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 EXAMPLES = (
     ("trunkline pub orders '{\"id\": 1}' --key c42", "publish an event; makes .bus"),
     ("trunkline sub orders --group billing --exec ./bill", "run a command for each event"),
-    ("trunkline group ls --watch", "see who is behind"),
+    ("trunkline group ls --watch", "see which groups are behind"),
     ("trunkline claim src/parser -- make test", "hold a path while a command runs"),
 )
 
@@ -338,7 +338,7 @@ def _said(error: errors.TrunklineError | OSError) -> str:
 
 
 def _fill_streams() -> None:
-    """Who closed a stream wants nothing of it; and no file of ours may get its number. A program
+    """A closed stream is not wanted, and no file of ours may get its number. A program
     that reads our output gets UTF-8, and a terminal whatever it can show.
     """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
@@ -351,7 +351,7 @@ def _fill_streams() -> None:
 
 
 def _leave_pipe() -> None:
-    """Whoever read our output has gone. What is still buffered must not fail at exit."""
+    """The reader of our output has gone. Bytes that are still buffered must not fail at exit."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

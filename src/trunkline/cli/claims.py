@@ -91,7 +91,8 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     release.add_argument("--mine", action="store_true", help="all claims of this actor")
     release.add_argument("--force", action="store_true", help="also the claims of others")
 
-    claims = _parser(commands, "claims", run_list, "list who holds what; claims PATH: who holds it")
+    about = "list claims and their holders; claims PATH: those on a path"
+    claims = _parser(commands, "claims", run_list, about)
     _listing(claims)
     more = claims.add_subparsers(metavar="COMMAND")
     show = _parser(more, "show", run_list, "list the claims that overlap a path")
@@ -130,7 +131,7 @@ def _parser(
     commands: argparse._SubParsersAction[Any], name: str, run: Run, about: str
 ) -> argparse.ArgumentParser:
     parser = leaf(commands, name, run, about, without=("--token",))  # a claim has a token itself
-    parser.add_argument("--actor", default=argparse.SUPPRESS, help="who you are")
+    parser.add_argument("--actor", default=argparse.SUPPRESS, help="the actor that claims")
     return parser
 
 
@@ -219,7 +220,7 @@ def _hold(args: argparse.Namespace, claims: Claims, claim: Claim) -> int:
     except OSError as error:
         claims.release(token=claim.token)
         raise NotFound(f"cannot run {args.rest[0]}: {error.strerror}") from error
-    # Whoever is killed with -9 leaves the command behind: the claim is the command's.
+    # A kill -9 of this process leaves the command behind: the claim is the command's.
     if (process := Process.by_pid(child.pid)) is not None:
         with suppress(Denied):
             claims.renew(claim.token, ttl_s=args.ttl, process=process)
@@ -438,7 +439,7 @@ def _open(
             pass  # where there is no log, that is the answer
     if not actor:
         raise InvalidOption(
-            "say who claims: --actor NAME, or set TRUNKLINE_ACTOR",
+            "a claim needs an actor: give --actor NAME, or set TRUNKLINE_ACTOR",
             name="actor",
             hint="each agent needs a name of its own, or two of them do not exclude each other",
         )
@@ -453,7 +454,7 @@ def _open(
 
 
 def _actor(args: argparse.Namespace) -> str:
-    """Who this is; at a terminal the user there, so that two terminals exclude each other."""
+    """The actor; at a terminal the user there, so that two terminals exclude each other."""
     named = getattr(args, "actor", "") or os.environ.get("TRUNKLINE_ACTOR", "")
     named = named or os.environ.get("NBS_HANDLE", "")
     if named:

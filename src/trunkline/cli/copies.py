@@ -173,7 +173,8 @@ def _copy(folder: Folder, sink: Sink, step: Progress) -> tuple[int, int]:
         files, count = files + 1, count + length
 
     _copy_trees(folder, put)  # first: a checkpoint speaks of no more than the log that is copied
-    # A redriven letter is given to its group, then closed: who copies the books first loses none.
+    # A redriven letter is given to its group, then closed: a copy that has the books first loses
+    # none.
     for key in sorted(folder.groups(), key=lambda key: (not keeps_books(key), key)):
         _copy_group(folder, key, put)
     _copy_file(folder.path, "topics.json", put)

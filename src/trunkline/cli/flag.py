@@ -20,7 +20,7 @@ def register(commands: Commands[Any]) -> None:
     for name, about in (("on", "switch a middleware on"), ("off", "switch a middleware off")):
         parser = leaf(below, name, run_set, about)
         parser.add_argument("flag", metavar="FLAG")
-        parser.add_argument("--by", default="", help="who switches it (the user's name)")
+        parser.add_argument("--by", default="", help="the actor that switches it (else the user)")
         parser.add_argument("--reason", default="", help="why, for the audit")
         parser.set_defaults(on=name == "on")
 

@@ -1,4 +1,4 @@
-"""``trunkline policy``: who may publish and read what, by a policy file."""
+"""``trunkline policy``: check a policy file, and explain what it allows an actor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     check.add_argument("file", help="a TOML file with actors and roles")
     explain = leaf(below, "explain", run_explain, "say whether something is allowed, and why")
     explain.add_argument("file", help="a TOML file with actors and roles")
-    explain.add_argument("actor", help="who asks")
+    explain.add_argument("actor", help="the actor that asks")
     explain.add_argument("action", choices=("publish", "read", "admin"))
     explain.add_argument("topic")
     explain.add_argument("--space", help="the event's space")

@@ -131,7 +131,7 @@ def run_tail(args: argparse.Namespace) -> int:
 
 
 def _topics(folder: Folder | FarLog, args: argparse.Namespace, *, waiting: bool) -> dict[str, int]:
-    """Those that are there; who is ``waiting`` may see others come."""
+    """The topics that are there; a command that is ``waiting`` may see others come."""
     try:
         return pick_topics(folder, args.topic)
     except NotFound:

@@ -48,7 +48,7 @@ _CHUNK = 1024 * 1024
 _TEXT_FLAGS = {
     "key": "records of one key stay in order",
     "type": "what kind of event it is",
-    "actor": "who it is from (else TRUNKLINE_ACTOR)",
+    "actor": "the actor it is from (else TRUNKLINE_ACTOR)",
     "space": "the space it belongs to",
     "subject": "what it is about",
     "idem-key": "a repeat within the topic's window is a duplicate",

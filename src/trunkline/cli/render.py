@@ -383,7 +383,7 @@ def _plain_line(record: Record, attempt: int) -> str:
 
 
 def confirm(args: argparse.Namespace, question: str) -> bool:
-    """Whether to go on with what cannot be undone. Nobody is asked who cannot answer."""
+    """Whether to go on with what cannot be undone. Without a terminal nothing is asked."""
     if args.yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -19,7 +19,7 @@ _TEXT: tuple[tuple[str, str, str], ...] = (
     ("--tls-cert", "tls_cert", "certificate chain, PEM"),
     ("--tls-key", "tls_key", "its key, PEM"),
     ("--tls-client-ca", "tls_client_ca", "ask clients for a certificate signed by this, PEM"),
-    ("--policy", "policy", "TOML file that says who may publish and read what"),
+    ("--policy", "policy", "TOML file with the rights of each actor"),
 )
 _NUMBERS: tuple[tuple[str, str, type, str], ...] = (
     ("--port", "port", int, "the port, for WebSocket and HTTP (7070)"),

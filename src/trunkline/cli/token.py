@@ -1,4 +1,4 @@
-"""``trunkline token``: who may use a broker, and for what."""
+"""``trunkline token``: the tokens of a broker, and the rights of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 def register(commands: argparse._SubParsersAction[Any]) -> None:
     below = branch(commands, "token", "create, list and revoke tokens for the broker")
     create = leaf(below, "create", run_create, "make a token; it is shown once")
-    create.add_argument("agent", help="who it is for")
+    create.add_argument("agent", help="the agent that it is for")
     create.add_argument("--publish", action="append", default=[], metavar="TOPIC")
     create.add_argument("--subscribe", action="append", default=[], metavar="TOPIC")
     create.add_argument("--read", action="append", default=[], metavar="TOPIC")

@@ -1,4 +1,4 @@
-"""``trunkline top``: what is published and settled a second, and who is behind, again and again."""
+"""``trunkline top``: events published and settled a second, and the lag of groups, live."""
 
 from __future__ import annotations
 

@@ -426,7 +426,7 @@ def owner_name(space: str, subject: str = "") -> str:
 
 
 def owner_digest(space: str, subject: str = "") -> str:
-    """An owner's name for evidence: it can be checked by who knows the owner."""
+    """An owner's name for evidence: it can be checked if the owner is known."""
     return hashlib.sha256(f"{space}\0{subject}".encode()).hexdigest()
 
 

@@ -105,7 +105,7 @@ def publish_chat(
 
 
 def mentions(message: str) -> list[Mention]:
-    """Who is addressed: each handle once, 16 at most; ``@handle!`` interrupts."""
+    """The handles that are addressed: each once, 16 at most; ``@handle!`` interrupts."""
     found: dict[str, bool] = {}
     for handle, bang in _MENTION.findall(message):
         if handle in found or len(found) < MENTIONS_MAX:
@@ -120,7 +120,7 @@ def cut(text: str) -> bytes:
 
 
 def own_handle(nbs_dir: str = ".nbs", role: str = "") -> str:
-    """Who we are after a restart: ``NBS_HANDLE``, else the only worker file, else the role."""
+    """Our handle after a restart: ``NBS_HANDLE``, else the only worker file, else the role."""
     if handle := os.environ.get("NBS_HANDLE"):
         return handle
     workers = os.path.join(nbs_dir, "workers")

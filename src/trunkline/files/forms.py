@@ -78,7 +78,7 @@ def to_line(item: Parcel) -> Json:
 
 
 def from_line(line: Json) -> Event:
-    """The event of an NDJSON line, whoever wrote it: what is missing or odd gets a default."""
+    """The event of an NDJSON line of any writer: a field that is missing or odd gets a default."""
     headers = _text_map(line.get("headers"))
     payload, wrapped = line.get("payload"), headers.pop(WRAPPED, "")
     if wrapped and isinstance(payload, dict):

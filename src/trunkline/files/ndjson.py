@@ -276,7 +276,7 @@ class Consumer:
             self._share(path)
 
     def _share(self, path: str) -> None:
-        """Let whoever may read the log read how far a consumer is."""
+        """Let users that may read the log read how far a consumer is."""
         with suppress(OSError):
             os.chmod(path, 0o600 | (os.stat(self.events_file).st_mode & 0o044))
 

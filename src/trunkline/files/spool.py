@@ -285,7 +285,7 @@ class Spool:
             return None
         try:
             fd = self._lock()
-        except OSError:  # one who may only read
+        except OSError:  # this user may only read
             return None
         try:
             now, before = _read(os.path.join(self.path, CONFIG)), _read(note)

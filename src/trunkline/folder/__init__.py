@@ -117,7 +117,7 @@ class Folder:
         self.edit(name, lambda _: options)
 
     def edit(self, name: str, change: Callable[[TopicOptions], TopicOptions]) -> TopicOptions:
-        """Change the options of a topic from what they are now, whoever else does so too."""
+        """Change the options of a topic from what they are now, also while others change them."""
         check_topic(name)
         with self._topics.changing() as topics:
             before = topics.get(name, DEFAULT)

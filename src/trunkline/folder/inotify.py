@@ -1,7 +1,7 @@
 """Changes in folders as the kernel tells them: inotify, through libc.
 
-A hint and no more: who waits for changes also looks now and then, and where there is no inotify
-that is all there is.
+A hint and no more: a process that waits for changes also looks now and then, and where there is
+no inotify that is all it does.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Root:
         except OSError as error:
             kind = StorageFull if error.errno in atomic.FULL else StorageError
             why = f"{self.path} cannot be opened: {error.strerror}"
-            hint = f"see who may: ls -ld {self.path}" if error.errno == errno.EACCES else ""
+            hint = f"see its permissions: ls -ld {self.path}" if error.errno == errno.EACCES else ""
             raise kind(why, path=self.path, errno=error.errno, hint=hint) from error
 
     def _open(self) -> str:

@@ -56,7 +56,7 @@ def tend(folder: Folder, only: Collection[tuple[str, int]] | None = None) -> Non
 
 
 def _clear_locks(folder: Folder) -> None:
-    """Remove the locks of groups whose removal was cut short; who would use one makes another."""
+    """Remove the locks of groups whose removal was cut short. A later user makes another."""
     place = os.path.join(folder.path, "offsets")
     names = set(folder.names("offsets"))
     for name in names:

@@ -120,7 +120,7 @@ def verify_group(root: str, key: GroupKey) -> Iterator[Finding]:
 
 
 def _first(segment: Segment) -> int | None:
-    """Where a segment begins; None if it is damaged: whoever looks at that one says so."""
+    """Where a segment begins; None if it is damaged, which its own check reports."""
     with suppress(Corrupt, Damaged):
         return None if segment.bad else segment.first
     return None

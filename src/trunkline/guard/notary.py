@@ -417,8 +417,8 @@ def read_checkpoints(place: str, verifier: Verifier) -> list[Checkpoint]:
 
 
 def prove_record(folder: Folder, event_id: str, verifier: Verifier) -> dict[str, Any]:
-    """Proof that a record, found by its event's id, is in the signed log. It holds no payload: who
-    has the payload and the salt can check that the leaf commits to them.
+    """Proof that a record, found by its event's id, is in the signed log. It holds no payload:
+    with the payload and the salt one can check that the leaf commits to them.
     """
     topic, partition, offset = _find(folder, event_id)
     tree = PartitionTree(folder, topic, partition)

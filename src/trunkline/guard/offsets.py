@@ -4,8 +4,8 @@
 
     tlog/offsets        a signed note: the bus, the time, and a line for each group
 
-Whoever sets a group back, or removes it, makes its group deliver again what was settled. The note
-finds that out.
+A group that is set back, or removed, delivers settled records again. The note shows that it
+happened.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 A line ``orders 0 1200`` says that the tree of ``orders/0`` had at least 1,200 records when the list
 was signed: a topic that is removed together with its tree is missed. A line ``gone orders 0 1200
-<root>`` says that whoever has the signing key removed that partition on purpose.
+<root>`` says that the owner of the signing key removed that partition on purpose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A policy: who may publish and read which events, by role and attribute.
+"""A policy: which events an actor may publish and read, by role and attribute.
 
 A policy file names roles and gives them to actors::
 

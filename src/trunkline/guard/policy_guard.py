@@ -86,7 +86,7 @@ class Publishes(Protocol):
 
 class PolicyGuard:
     """Middleware for the bus of one actor: ``bus.use(PolicyGuard(bus, "policy.toml", "anna"))``.
-    Who the actor is comes from the program and never from an event.
+    The program names the actor, never an event.
     """
 
     stage: Final = "decide"

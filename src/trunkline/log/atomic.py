@@ -152,13 +152,13 @@ def storage_error(error: OSError, path: str) -> StorageError:
             hint="free some space; publishing then goes on by itself",
         )
     said = f"{os.path.basename(path)}: {error.strerror}"
-    hint = f"see who may: ls -l {path}" if error.errno == errno.EACCES else ""
+    hint = f"see its permissions: ls -l {path}" if error.errno == errno.EACCES else ""
     return StorageError(said, path=path, errno=error.errno, hint=hint)
 
 
 def lock(fd: int, timeout_s: float, path: str, *, shared: bool = False) -> None:
-    """Take the lock of an open file, alone or with others who share it. The kernel gives it back
-    when the process ends.
+    """Take the lock of an open file, alone or shared with others. The kernel gives it back when
+    the process ends.
     """
     kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     try:
@@ -189,8 +189,8 @@ def unlock(fd: int) -> None:
 
 
 def remove_unlocked(path: str, unless: Iterable[str] = ()) -> None:
-    """Remove a lock file that nobody holds, if none of some other files is there. Who opened it
-    meanwhile finds it unlinked.
+    """Remove a lock file that no process holds, if none of some other files is there. A process
+    that opened it meanwhile finds it unlinked.
     """
     try:
         fd = os.open(path, os.O_RDONLY | _BASE)

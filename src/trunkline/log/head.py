@@ -1,8 +1,8 @@
 """Where a partition's log ends: one small line in a file that is never replaced.
 
-The file is also the partition's lock. Whoever holds the lock may append; when the bytes are durable
-the holder writes the new end here, and only then does any reader look at them. The line is written
-after the data it speaks of, so it may be late after a crash but it never promises too much.
+The file is also the partition's lock. The process that holds it may append; when the bytes are
+durable the holder writes the new end here, and only then does any reader look at them. The line is
+written after the data it speaks of, so it may be late after a crash but it never promises too much.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ class PartitionReader:
             return head.segment  # for most groups, and without a look at all topics' files
         number = 1
         for segment in self._listed(head):
-            with contextlib.suppress(Corrupt):  # whoever reads it says so
+            with contextlib.suppress(Corrupt):  # the reader of the segment says so
                 if not segment.bad and (segment.first or offset + 1) <= max(offset, 1):
                     number = segment.number
         return number

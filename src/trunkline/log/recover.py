@@ -76,7 +76,7 @@ def survey(segments: Sequence[Segment], head: Head | None) -> Survey:
 
 
 def _behind_bad(segments: Sequence[Segment], state: Head) -> Head:
-    """The state behind every file that was set aside: whoever did so may have died right after."""
+    """The state behind every file that was set aside: the process may have died right after it."""
     for segment in segments:
         if segment.bad and segment.number >= state.segment:
             state = _beyond(segment, replace(state, end=0), segment.size())

@@ -230,7 +230,7 @@ class System:
         return True
 
     async def _define_audit(self) -> None:
-        """Before its first record, whoever tells of it: a policy's denials are told in any case."""
+        """Before the first record of any caller: a policy's denials are told in any case."""
         if not self._is_audit_defined:
             self._is_audit_defined = await self._define(AUDIT, _AUDIT_KEPT_S)
 

@@ -185,7 +185,7 @@ class Bridge:
         return self.counts
 
     def close(self) -> None:
-        """Let go of the journal. Source and sink belong to whoever opened them."""
+        """Let go of the journal. Source and sink belong to the caller that opened them."""
         self._journal.close()
         os.close(self._turn)
 
@@ -400,7 +400,7 @@ class BusPlace(_Place):
                 self._bus.close()
                 raise
             self._most = self._bus.bus.features.batch_max or BATCH
-            address = re.sub(r"//[^/@]*@", "//", url)  # whoever connects, it is the same bus
+            address = re.sub(r"//[^/@]*@", "//", url)  # the same bus for every user
             self.place = f"{scheme}-{hashlib.sha256(address.encode()).hexdigest()[:16]}"
             home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
             self._notes = os.path.join(home, "trunkline", "bridges", self.place)
@@ -544,7 +544,7 @@ def _is_only(path: str, sink: Target) -> bool:
 
 
 def _place_id(path: str) -> str:
-    """The lasting name of a place, made on first use. Whoever links it first names it."""
+    """The lasting name of a place, made on first use. The process that links it first names it."""
     while True:
         with suppress(FileNotFoundError), open(path, encoding="ascii") as file:
             return file.read().strip()

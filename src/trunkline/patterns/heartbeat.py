@@ -1,5 +1,5 @@
-"""Signs of life: a process says every few seconds that it is there, and a monitor notices who has
-stopped saying so.
+"""Signs of life: a process says every few seconds that it is there, and a monitor notices
+processes that have stopped saying so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEPT_S = 86_400.0
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """Who was there last, and when."""
+    """The processes that were there last, and when."""
 
     key: str
     name: str
@@ -80,7 +80,7 @@ class Heartbeat:
 
 
 class Monitor:
-    """Knows who is alive. ``lost`` and ``found`` are called as that changes."""
+    """Knows which processes are alive. ``lost`` and ``found`` are called as that changes."""
 
     def __init__(
         self,

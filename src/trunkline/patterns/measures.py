@@ -1,7 +1,7 @@
 """Figures of a bus, read from what is stored: no process that publishes or handles is asked.
 
 ``measure`` gives the same families to ``trunkline metrics``, to a Prometheus collector and to
-whoever else asks. Names that begin with ``events_`` are those of the older programs; ``NAMES`` says
+any other caller. Names that begin with ``events_`` are those of the older programs; ``NAMES`` says
 which stands for which.
 """
 

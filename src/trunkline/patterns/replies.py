@@ -2,9 +2,9 @@
 
 A question is an event whose header ``reply-to`` names a topic; the answer is an event there whose
 ``cause`` is the question's id; it has the space, subject, band and capabilities of the question.
-Answers are ordinary durable events; nobody who stopped waiting leaves anything behind but them, and
-their topic forgets them by itself. The group of one who was killed is removed by those who come
-later.
+Answers are ordinary durable events. A process that stopped waiting leaves nothing else behind, and
+their topic forgets them by itself. The group of a process that was killed is removed by processes
+that come later.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def check_bus(bus: Bus, name: str) -> Bus:
 
 
 async def define_short_lived(bus: Bus, topic: str, kept_s: float = _KEPT_S) -> None:
-    """A topic whose records matter to those who wait now, and to nobody for long."""
+    """A topic whose records matter to the processes that wait now, and not for long."""
     with contextlib.suppress(TrunklineError):  # it may be there, or not ours to define
         if topic not in await bus.topics():
             await bus.define(topic, retention_age_s=kept_s, retain_unsettled=False)
@@ -203,7 +203,7 @@ def own_group(prefix: str) -> str:
 
 
 async def forget_group(bus: Bus, topic: str, group: str) -> None:
-    """Remove a group that only this process used. If the bus is away, those who come later do."""
+    """Remove a group that only this process used. If the bus is away, a later process does."""
     with contextlib.suppress(TrunklineError, TimeoutError):
         async with asyncio.timeout(_LEAVE_S):
             if (await bus.health()).get("connected", True):

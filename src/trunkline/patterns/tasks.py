@@ -281,7 +281,8 @@ class TaskQueue:
     ) -> None:
         """Do tasks, ``workers`` at a time, from the moment the bus is started. A handler takes the
         task; without one the functions of ``task`` are called. ``Reject`` gives a task up, any
-        other error has it tried again, and the last one is told to who waits for the result.
+        other error has it tried again, and the last one is told to the caller that
+        waits for the result.
         """
         check_handler(self._do_named if handler is None else handler)
         check_count("workers", workers, 1, WORKERS_MAX)
@@ -398,7 +399,7 @@ class TaskQueue:
                 caught_up.set()
 
         self._watcher = asyncio.get_running_loop().create_task(watch())
-        with contextlib.suppress(Denied):  # who may not cancel hears what is cancelled even so
+        with contextlib.suppress(Denied):  # a worker that may not cancel hears of it even so
             await self._bus.publish(self._cancel_topic, {"id": None}, id=mark)
             await caught_up.wait()
 

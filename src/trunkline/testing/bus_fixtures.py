@@ -83,7 +83,7 @@ class BusFixtures:
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for what other tasks are about to bring about."""
         async with asyncio.timeout(PATIENCE_S):
-            while not condition():  # noqa: ASYNC110 -- any condition, whoever brings it about
+            while not condition():  # noqa: ASYNC110 -- any condition, of any cause
                 await asyncio.sleep(0.001)
 
 

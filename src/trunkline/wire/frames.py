@@ -27,8 +27,8 @@ Credits = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 FRAMES_MAX: Final = 10_000  # in one message, and each of several publishes in one is one
 Corrs = Annotated[list[Corr], Meta(min_length=1, max_length=FRAMES_MAX)]
 
-SUBPROTOCOL: Final = "trunkline.v1"  # who asks for it reads arrays
-CLOUDEVENTS: Final = "cloudevents.json"  # who asks for it sends and gets structured CloudEvents
+SUBPROTOCOL: Final = "trunkline.v1"  # a client that asks for it reads arrays
+CLOUDEVENTS: Final = "cloudevents.json"  # its clients send and get structured CloudEvents
 CLIENT: Final = "Trunkline-Client"  # the header that names a client, on each of its connections
 SUBPROTOCOLS: Final = (SUBPROTOCOL, CLOUDEVENTS)
 
@@ -167,7 +167,7 @@ class Published(Frame, frozen=True, kw_only=True, tag="PUBLISHED"):
     """A batch that lies in one piece is told by ``count``, any other by ``receipts``: partition,
     offset and whether it was there before, for each event, with the ``ids`` of the records if some
     were. ``corrs`` answers as many PUBLISH frames at once, whose events lie one after the other;
-    only those who read arrays get it.
+    only clients that read arrays get it.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""Claims: who may touch which paths, until when. Leases on globs, carried by any append-only log.
+"""Claims: leases on paths, which one actor holds until a time. Any append-only log carries them.
 
 No lock is involved: an agent appends a claim, reads the log back, and sees whether it holds the
 claim. ``ledger`` has the rules. Earlier claims go first, so waiting is a queue.

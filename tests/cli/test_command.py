@@ -265,6 +265,16 @@ def test_a_person_at_a_terminal_sees_tables_and_lines(run: Run, home: Path) -> N
     assert "1 topic, 1 record: no damage" in verified
 
 
+def test_json_at_a_terminal_escapes_what_a_terminal_obeys(run: Run, home: Path) -> None:
+    run("pub", "t", '"\\u009b31m\\u202e"')
+
+    _, shown = in_terminal(home, "get", "t", "1", "--json")
+
+    assert "\\u009b31m\\u202e" in shown
+    assert json.loads(shown)["payload"] == "\x9b31m\u202e", "it is the same JSON"
+    assert "\x9b31m\u202e" in run("get", "t", "1", "--json").out
+
+
 def test_colours_are_left_out_on_request(run: Run, home: Path) -> None:
     run("pub", "t", "1")
     colour = re.compile(r"\x1b\[(?:3|4|9)\dm")
@@ -462,7 +472,7 @@ def test_who_looks_at_tokens_and_claims_makes_no_folder(run: Run, home: Path, wo
 def test_nobody_holds_anything_where_there_is_no_bus(run: Run, home: Path) -> None:
     done = run("claims")
     assert (done.code, done.out) == (0, "")
-    assert done.err == "trunkline: nobody holds a claim here\n"
+    assert done.err == "trunkline: there are no claims here\n"
     assert list(home.iterdir()) == []
 
 

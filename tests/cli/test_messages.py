@@ -71,7 +71,7 @@ def test_a_folder_that_goes_away_is_named(start: Start, run: Run, home: Path) ->
 
 
 def test_nobody_is_said_where_nobody_holds_a_claim(run: Run) -> None:
-    assert run("claims").err == "trunkline: nobody holds a claim here\n"
+    assert run("claims").err == "trunkline: there are no claims here\n"
     assert run("claims", "--json").err == ""
 
 

@@ -109,7 +109,7 @@ def _check(ask: Ask, asked: Definitions) -> None:
             raise Denied("access denied", actor=ask.who.agent, action="admin", topic=name)
     given = [one for topic in asked.topics for one in (topic.publish_acl, topic.subscribe_acl)]
     if any(one is not None for one in given) and not ask.hub.rights.is_on:
-        raise InvalidOption("this broker knows nobody: it takes no lists of agents", name="topics")
+        raise InvalidOption("this broker has no tokens: it takes no lists of agents", name="topics")
     for topic in asked.topics:
         make(TopicOptions, topic.options)
     for group in asked.groups:

@@ -92,7 +92,7 @@ async def create_topic(ask: Ask) -> Response:
     lists = [one for one in (publishers, asked.subscribe_acl) if one is not None]
     if lists and not ask.hub.rights.is_on:
         raise Conflict(
-            "this broker knows nobody: lists of agents would let everybody pass",
+            "this broker has no tokens, so lists of agents would let every client pass",
             code="open_broker",
             hint="make a token with 'trunkline token create', or start it with --auth",
         )

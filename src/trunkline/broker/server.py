@@ -261,7 +261,7 @@ def _goodbye_s(options: BrokerOptions) -> int:
 
 
 def _unusable(name: str, files: str, error: OSError, hint: str = "") -> InvalidOption:
-    """What OpenSSL says of a file is an OSError too, in words that help nobody."""
+    """What OpenSSL says of a file is an OSError too, in words that do not help."""
     why = "it is not PEM, or they do not belong together"
     if not isinstance(error, ssl.SSLError):
         why, hint = error.strerror or str(error), ""
@@ -274,7 +274,7 @@ def is_exposed(options: BrokerOptions) -> bool:
 
 
 def check_exposed(options: BrokerOptions, is_guarded: bool) -> None:
-    """Refuse to let everybody on a network in."""
+    """Refuse to let every machine of a network in."""
     if is_guarded or not is_exposed(options):
         return
     raise InvalidOption(

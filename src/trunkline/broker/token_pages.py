@@ -41,7 +41,7 @@ async def create_token(ask: Ask) -> Response:
     rights = ask.hub.rights
     if not rights.is_on and not access.may(access.Principal("", tuple(grants)), "admin", ">"):
         raise InvalidOption(
-            "the first token makes others, or nobody could: it is an admin's",
+            "the first token must be an admin's: only an admin makes others",
             name="admin",
             hint='{"agent": "ops", "admin": true}',
         )

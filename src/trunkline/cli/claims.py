@@ -283,7 +283,7 @@ def run_list(args: argparse.Namespace) -> int:
 def _nobody(args: argparse.Namespace) -> int:
     """An empty list says so to a person, and nothing to a program."""
     if not (args.json or args.quiet):
-        print("trunkline: nobody holds a claim here", file=sys.stderr)
+        print("trunkline: there are no claims here", file=sys.stderr)
     return OK
 
 

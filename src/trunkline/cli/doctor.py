@@ -327,7 +327,7 @@ def _groups(folder: Folder, lag: int) -> Iterator[Diagnosis]:
             said = f"it is paused, {row['lag']} behind"
             yield Diagnosis("warning", place, said, remedy, "group_paused")
         elif row["lag"] >= max(1, lag):
-            how = "nobody works on it" if not row["members"] else "its members are slower"
+            how = "it has no members" if not row["members"] else "its members are slower"
             said = f"it is {row['lag']} behind: {how}"
             yield Diagnosis("warning", place, said, "start more members", "group_lag")
         if row["scheduled"]:

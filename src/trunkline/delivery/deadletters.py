@@ -90,7 +90,7 @@ def write_letter(
 
 
 def read_letter(record: Record) -> Letter | None:
-    """None if the record is not a dead letter, whoever put it there."""
+    """None if the record is not a dead letter, of any publisher."""
     headers = record.event.headers
     try:
         return Letter(

@@ -4,8 +4,8 @@ A verb decides, writes a ``Change`` and applies it. The ``Ledger`` holds the fac
 holds what this process may lease next. There is no clock, no record and no I/O here: callers pass
 ``now`` (monotonic) and ``wall`` (epoch seconds), so a test can drive every path.
 
-Whoever applies the same changes in the same order holds the same facts. That is how processes
-share a group: they share the list of changes.
+A process that applies the same changes in the same order holds the same facts. That is how
+processes share a group: they share the list of changes.
 """
 
 from __future__ import annotations

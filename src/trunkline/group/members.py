@@ -1,4 +1,4 @@
-"""Who is subscribed: what a member tells of each of its subscriptions."""
+"""The members of a group: what each tells of its subscriptions."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _HINT = "for example nats://127.0.0.1:4222, or nats://a:4222,b:4222,c:4222/shop 
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The servers, the bus on them, and who connects. Credentials never stand in ``servers``, which
+    """The servers, the bus on them, and the user. Credentials never stand in ``servers``, which
     is logged.
     """
 

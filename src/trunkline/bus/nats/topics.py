@@ -92,7 +92,7 @@ class Notes:
         self._ready = False
 
     async def _check(self) -> bool:
-        """Whether the stream is there. Who only reads makes none."""
+        """Whether the stream is there. A reader makes none."""
         if not self._is_ours:
             try:
                 found = await stream_info(self._link, self._link.place.notes)

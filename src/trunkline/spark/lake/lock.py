@@ -1,7 +1,7 @@
 """One holder at a time, for a lake in a folder or in an object store.
 
 In a folder a lock of the system is held; it goes with its process. An object store has none. There
-a small Delta table names the holder and until when; whoever wants it commits a change of that name,
+a small Delta table names the holder and until when; a process that wants it commits its own name,
 and of two at once one commit fails. The holder renews its time while it runs. What a killed holder
 left ends after ``LEASE_S``.
 """
@@ -104,7 +104,7 @@ class _StoreLock:
             self._write(self._delta.DeltaTable(**self._where), 0.0)
 
     def _write(self, table: Any, lease_s: float) -> bool:
-        """Change who holds it, unless another commit was first."""
+        """Change the holder, unless another commit was first."""
         until = time.time_ns() / 1e9 + lease_s
         try:
             table.alter.set_table_properties(

@@ -2,7 +2,7 @@
 
 One commit takes the small files away and adds what holds their rows. It says that no data changed
 and leaves the transactions of batches as they are: killed before it nothing is different, and
-after it everything is done. The old files stay for a while, for those who still read them.
+after it everything is done. The old files stay for a while, for queries that still read them.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 EVENTS = "events"
 WHOLE: Final = "*"  # every row of a table is replaced
 BUCKET: Final = "_bucket"  # the column of a table that is merged bucket by bucket
-KEEP_HOURS: Final = 1  # of what is no longer in the table, for those who still read it
+KEEP_HOURS: Final = 1  # of files no longer in the table, for queries that read them
 _VACUUM_EVERY = 50  # versions
 _GROUP_BYTES = 16 * 1024 * 1024  # of Arrow in a row group: each costs a reader a start
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -335,7 +335,7 @@ class Lake:
 
     def _commits(self, table: str) -> bytes:
         """The text of every commit of a table. A file that a commit took away is named there, and
-        stays for a while for those who still read it.
+        stays for a while, for queries that still read it.
         """
         logs = [
             path for path in self.storage.files(f"{table}/_delta_log") if path.endswith(".json")
@@ -397,7 +397,7 @@ def open_parquet(storage: Storage, path: str) -> pq.ParquetFile:
 
 
 def _has_versions(place: str) -> bool:
-    """Whether there is a table: who died before its first commit may have left an empty folder."""
+    """Whether there is a table: a run that died before its first commit leaves an empty folder."""
     try:
         with os.scandir(os.path.join(place, "_delta_log")) as found:
             return any(entry.name.endswith(".json") for entry in found)

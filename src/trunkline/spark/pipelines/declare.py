@@ -36,7 +36,7 @@ class Output:
     """What a batch becomes. ``side_tables`` are rows for other tables. ``events`` go back to
     the bus: topic, type, key and value, and any other column of the sink. ``cached`` are persisted
     frames that several of them are made of; the runner unpersists them when the batch is done.
-    ``notes`` are told to whoever runs it, one line each.
+    ``notes`` are shown when it runs, one line each.
     """
 
     table: DataFrame

@@ -171,7 +171,7 @@ def _may_make(marker: str) -> bool:
 @contextlib.contextmanager
 def _output_to(path: str) -> Iterator[None]:
     """Send what the JVM says while it starts, and after, to a file; Python's own stays. The JVM
-    outlives Python by some seconds: whoever reads our output must not wait for it.
+    outlives Python by some seconds: a reader of our output must not wait for it.
     """
     sys.stdout.flush()
     sys.stderr.flush()

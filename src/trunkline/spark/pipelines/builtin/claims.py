@@ -1,4 +1,4 @@
-"""Who held what for how long, which claims clashed, and which were never given back."""
+"""The holders of claims and for how long, which claims clashed, and which were never released."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @table(
     "claims",
-    about="who held what how long, conflicts, and claims that were never given back",
+    about="the holders of claims and for how long, conflicts, claims never given back",
     topics="coord.*",
     columns="topic,partition,subject,key,actor,ttl_s,timestamp,offset",
     sink="replace",

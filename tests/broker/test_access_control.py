@@ -181,7 +181,7 @@ async def prepare(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("agent", EVERYBODY)
-async def test_every_frame_is_allowed_to_exactly_those_who_may(
+async def test_every_frame_is_allowed_to_exactly_the_agents_that_have_the_right(
     broker: Broker, tokens: dict[str, str | None], agent: str
 ) -> None:
     await prepare(broker)
@@ -215,7 +215,7 @@ async def answer(one: Peer, frame: dict[str, Any]) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("agent", EVERYBODY)
-async def test_every_route_is_allowed_to_exactly_those_who_may(
+async def test_every_route_is_allowed_to_exactly_the_agents_that_have_the_right(
     broker: Broker, tokens: dict[str, str | None], agent: str
 ) -> None:
     await prepare(broker)
@@ -256,7 +256,7 @@ async def test_a_listing_shows_what_one_may_see(
     assert {"orders", "refunds.eu", "system.access", "system.schemas"} <= seen["admin"]
 
 
-async def test_who_published_comes_from_the_token_and_never_from_the_client(
+async def test_the_publisher_is_named_by_the_token_and_never_by_the_client(
     broker: Broker, tokens: dict[str, str | None]
 ) -> None:
     claimed = {"agent_id": "boss", "auth_principal": "admin", "scopes": "everything"}
@@ -295,7 +295,7 @@ async def test_the_first_frame_may_carry_the_token(
 
 
 @pytest.mark.parametrize("settings", [{"auth": True, "auth_timeout_s": 0.2}])
-async def test_who_says_nothing_is_let_go(broker: Broker) -> None:
+async def test_a_client_that_sends_nothing_is_let_go(broker: Broker) -> None:
     async with peer(broker.url) as one:
         await asyncio.wait_for(one.socket.wait_closed(), 10)
         assert one.socket.close_code == 4401
@@ -332,7 +332,7 @@ async def test_rights_are_looked_at_again_after_a_failure(
     assert caplog.text.count("could not be read") == 1
 
 
-async def test_who_becomes_somebody_else_keeps_what_that_one_may_have(
+async def test_a_connection_that_changes_its_agent_keeps_what_that_agent_may_have(
     broker: Broker, tokens: dict[str, str | None]
 ) -> None:
     async with peer(broker.url, tokens["admin"]) as one:
@@ -448,7 +448,7 @@ async def test_a_topics_own_list_is_needed_too(
         assert (await one.subscribe("refunds", "billing"))["type"] == "OK"
 
 
-async def test_who_may_follow_everything_does_not_see_tokens(broker: Broker) -> None:
+async def test_an_agent_that_may_follow_everything_does_not_see_tokens(broker: Broker) -> None:
     text, _ = await broker.hub.rights.create("all", [Grant(("subscribe", "read"), (">",))])
     async with peer(broker.url, text) as one:
         for topic in (">", "*.*", "system.access", "*.access"):

@@ -179,9 +179,7 @@ class TestTopics:
         assert done.status_code == 409
         assert (await http.get("/topics/t")).json()["maxAttempts"] == 2
 
-    async def test_a_group_shows_who_is_subscribed(
-        self, http: httpx.AsyncClient, broker: Broker
-    ) -> None:
+    async def test_a_group_shows_its_members(self, http: httpx.AsyncClient, broker: Broker) -> None:
         async with (
             trunkline.connect(broker.url) as bus,
             bus.subscribe("orders", group="billing"),
@@ -681,7 +679,7 @@ class TestEvents:
         assert worst < 5
 
     @pytest.mark.parametrize("settings", [{"stall_s": 0.2}])
-    async def test_who_takes_nothing_of_an_answer_is_let_go(
+    async def test_a_client_that_reads_nothing_of_an_answer_is_let_go(
         self, http: httpx.AsyncClient, broker: Broker
     ) -> None:
         for _ in range(20):
@@ -706,7 +704,7 @@ class TestEvents:
                     pass
             assert "anew" in line
 
-    async def test_who_asks_for_the_head_of_a_tail_alone_gets_no_more(
+    async def test_a_client_that_asks_for_the_head_of_a_tail_alone_gets_no_more(
         self, http: httpx.AsyncClient, broker: Broker
     ) -> None:
         await publish(http, "t", 1)
@@ -739,7 +737,7 @@ class TestEvents:
         writer.close()
 
     @pytest.mark.parametrize("who", ["client", "broker"])
-    async def test_who_leaves_in_the_middle_of_a_request_is_no_error(
+    async def test_a_client_that_leaves_in_the_middle_of_a_request_is_no_error(
         self, who: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         options = BrokerOptions(url="memory:", port=0, metrics_s=0, drain_s=10)
@@ -1188,7 +1186,7 @@ async def test_lists_are_paged(http: httpx.AsyncClient) -> None:
     assert [name for name in names if name.startswith("t")] == [f"t{n}" for n in range(5)]
 
 
-async def test_a_list_is_gathered_once_for_all_who_ask(
+async def test_a_list_is_gathered_once_for_all_callers(
     broker: Broker, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = counted(monkeypatch, broker.hub.bus.store, "groups")

@@ -195,7 +195,7 @@ class TestRights:
     def settings(self) -> dict[str, Any]:
         return {"auth": True}
 
-    async def test_a_handle_is_worth_nothing_to_who_may_not_subscribe(
+    async def test_a_handle_is_worth_nothing_to_an_agent_that_may_not_subscribe(
         self, http: httpx.AsyncClient, broker: Broker
     ) -> None:
         rights = broker.hub.rights

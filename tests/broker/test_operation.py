@@ -328,7 +328,7 @@ async def test_a_function_does_not_make_lists_of_agents_mean_something() -> None
         assert (await http.get("/topics/t")).status_code == 404
 
 
-async def test_allow_deny_and_scopes_decide_who_publishes() -> None:
+async def test_allow_deny_and_scopes_decide_which_agent_publishes() -> None:
     async with Broker(BrokerOptions(url="memory:", port=0, auth=True)) as broker:
         rights, anything = broker.hub.rights, [Grant(("publish", "read"), (">",))]
         tokens = {

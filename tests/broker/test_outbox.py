@@ -38,7 +38,9 @@ asyncio.run(main())
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-async def test_whoever_is_killed_each_row_is_one_record(tmp_path: Path, launch: Launch) -> None:
+async def test_each_row_is_one_record_after_a_kill_of_any_process(
+    tmp_path: Path, launch: Launch
+) -> None:
     rng = random.Random(3)
     url = f"sqlite:///{tmp_path / 'app.db'}"
     engine = sa.create_engine(url)

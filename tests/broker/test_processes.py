@@ -104,7 +104,7 @@ async def test_without_acks_everything_comes_again_and_ends_as_dead_letters(
         assert {letter["attempts"] for letter in found} == {3}
 
 
-async def test_who_reads_late_is_told_what_was_kept_before_the_end(
+async def test_a_client_that_reads_late_is_told_what_was_kept_before_the_end(
     tmp_path: Path, launch: Launch
 ) -> None:
     """Of two that flood the broker and do not read, one reads what it is owed after SIGTERM."""

@@ -103,7 +103,7 @@ async def test_a_look_tells_what_a_transaction_tells(tmp_path: Path) -> None:
         assert await looks.all(go_on) == await bus.groups()
 
 
-async def test_figures_are_the_same_whoever_gathers_them(tmp_path: Path) -> None:
+async def test_figures_are_the_same_from_every_collector(tmp_path: Path) -> None:
     await add_groups(tmp_path)
     async with open_local(f"file:{tmp_path}") as bus:
         figures = listing.Figures(bus, GroupLooks(bus))

@@ -30,7 +30,7 @@ async def http(broker: Broker) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_a_topic_is_a_stream_of_its_payloads_whoever_published(
+async def test_a_topic_is_a_stream_of_the_payloads_of_all_publishers(
     http: httpx.AsyncClient, broker: Broker
 ) -> None:
     await broker.hub.bus.publish("t", {"n": 1}, key="k")

@@ -121,7 +121,7 @@ def _said(command: list[str]) -> str:
     return subprocess.run(command, stdout=-1, text=True).stdout
 
 
-async def test_whoever_dies_at_work_takes_only_what_was_begun(url: str) -> None:
+async def test_a_process_that_dies_at_work_takes_only_the_records_that_it_began(url: str) -> None:
     async with trunkline.connect(url) as bus:
         await bus.publish_many("orders", list(range(20)))
     command = [sys.executable, "-c", MORTAL, url]
@@ -201,7 +201,7 @@ async def test_a_pattern_that_matches_nothing_yet_sees_what_another_process_make
         assert (await asyncio.wait_for(anext(stream), 10)).event.payload == 1
 
 
-async def test_who_may_not_write_is_told_so_when_it_subscribes(tmp_path: Path) -> None:
+async def test_a_process_that_may_not_write_is_told_so_when_it_subscribes(tmp_path: Path) -> None:
     async with trunkline.connect(f"file:{tmp_path}") as bus:
         await bus.publish("orders", 1)
         (tmp_path / "members").rmdir()

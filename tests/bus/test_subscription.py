@@ -23,7 +23,9 @@ from trunkline.testing import ManualClock
 from .conftest import soon
 
 
-async def test_who_leaves_takes_nothing_more(bus: LocalBus, clock: ManualClock) -> None:
+async def test_a_subscriber_that_leaves_takes_nothing_more(
+    bus: LocalBus, clock: ManualClock
+) -> None:
     """What a partition hands out while another one is being left would wait for its timeout."""
     await bus.define("orders", partitions=4)
     await bus.publish_many("orders", list(range(100)))
@@ -130,7 +132,7 @@ async def test_what_lies_unread_from_before_a_seek_is_not_delivered(
         assert (await soon(stream)).offset == 901
 
 
-async def test_what_lies_unread_from_before_a_seek_is_left_to_who_has_it_now(
+async def test_a_record_unread_from_before_a_seek_is_left_to_the_member_that_has_it_now(
     bus: LocalBus,
 ) -> None:
     """Another process may be the first to take it again: with as many tries, of another era."""

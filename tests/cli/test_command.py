@@ -462,7 +462,7 @@ def test_a_folder_that_says_something_strange_about_itself_is_left_alone(
         "claims export",
     ],
 )
-def test_who_looks_at_tokens_and_claims_makes_no_folder(run: Run, home: Path, words: str) -> None:
+def test_a_look_at_tokens_and_claims_makes_no_folder(run: Run, home: Path, words: str) -> None:
     done = run(*words.split())
     assert (done.code, done.out) == (2, "")
     assert "there is no bus at" in done.err

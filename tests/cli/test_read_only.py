@@ -156,7 +156,7 @@ def test_what_only_reads_works_and_leaves_no_trace(place: Path) -> None:
     assert files(place / "own").keys() == {name.replace("/bus/", "/own/") for name in before}
 
 
-def test_a_backup_can_be_taken_by_who_may_only_read(place: Path) -> None:
+def test_a_backup_can_be_taken_by_a_user_that_may_only_read(place: Path) -> None:
     (place / "out").mkdir()
     (place / "out").chmod(0o777)
 

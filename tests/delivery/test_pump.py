@@ -459,7 +459,7 @@ async def test_records_too_heavy_to_be_kept_arrive_all_the_same(
     assert floors == [9] * 12
 
 
-async def test_those_who_have_long_to_go_take_turns() -> None:
+async def test_tasks_that_have_long_to_go_take_turns() -> None:
     turns = Turns()
     at_work: list[int] = []
 
@@ -502,7 +502,7 @@ async def test_what_comes_before_damage_is_delivered_before_it_is_told(tmp_path:
     assert seen == list(range(40))
 
 
-async def test_what_expired_is_no_letter_of_those_who_did_not_want_it(
+async def test_an_expired_record_is_no_letter_of_a_group_that_did_not_want_it(
     bus: LocalBus, clock: ManualClock
 ) -> None:
     await bus.define("orders", ttl_policy="dlq")
@@ -548,7 +548,7 @@ async def test_a_letter_stays_until_its_record_can_be_given_back(
         assert (await soon(stream)).event.payload == 1
 
 
-async def test_who_holds_what_it_has_waits_for_nothing_that_is_there() -> None:
+async def test_a_reader_that_does_not_ack_gets_each_record_that_is_there() -> None:
     """Heavy records that came while nobody had room: a reader that does not ack gets each."""
     async with (
         connect("memory:") as bus,

@@ -77,7 +77,7 @@ async def test_an_ack_that_could_not_be_written_is_written_later(
     assert settled == [1]
 
 
-async def test_who_comes_after_a_filter_failed_is_served(clock: ManualClock) -> None:
+async def test_a_subscriber_that_comes_after_a_filter_failed_is_served(clock: ManualClock) -> None:
     async with LocalBus(MemoryStore(clock=clock), clock=clock) as bus:
         await bus.publish_many("orders", [1, 0, 2])
 

@@ -126,7 +126,7 @@ def test_every_named_type_has_a_priority() -> None:
     assert set(conv.WORKER_STATES.values()) <= set(conv.PRIORITY)
 
 
-def test_who_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_handle_of_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NBS_HANDLE", raising=False)
     assert conv.own_handle(str(tmp_path)) == "claude"
     assert conv.own_handle(str(tmp_path), role="supervisor") == "supervisor"
@@ -184,7 +184,7 @@ def test_without_a_queue_the_agent_falls_back(tmp_path: Path) -> None:
     assert conv.recover(str(tmp_path / "none"), "me", lambda *_: None) is None
 
 
-def test_what_someone_else_acknowledged_meanwhile_is_no_error(queue: Path) -> None:
+def test_an_event_that_another_reader_acknowledged_is_no_error(queue: Path) -> None:
     spool = Spool(str(queue))
     names = [spool.publish("a", "t", "high", str(number)) for number in range(3)]
     seen: list[str] = []

@@ -139,7 +139,9 @@ def test_a_poll_keeps_to_its_budget_and_loses_nothing(trunkline_cli: Run) -> Non
     assert seen == list(range(8))
 
 
-def test_who_may_read_the_log_may_read_an_offset(trunkline_cli: Run, tmp_path: Path) -> None:
+def test_a_user_that_may_read_the_log_may_read_an_offset(
+    trunkline_cli: Run, tmp_path: Path
+) -> None:
     publish(trunkline_cli, 1)
     (tmp_path / "state/pubsub/events_v0.ndjson").chmod(0o644)
     trunkline_cli("ndjson", "poll", "--consumer", "c")

@@ -347,7 +347,7 @@ def test_upkeep_leaves_the_lock_of_a_group_that_was_made_since_it_looked(
     assert os.path.exists(lock)
 
 
-def test_who_merely_asked_about_a_group_saves_nothing_of_it(
+def test_a_process_that_only_looked_at_a_group_saves_nothing_of_it(
     folder: Folder, opener: Opener, root: str
 ) -> None:
     """It would read the log for it, which may be what cannot be read."""

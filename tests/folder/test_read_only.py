@@ -71,7 +71,7 @@ def test_a_folder_that_may_not_be_entered_is_not_called_missing(words: tuple[str
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize("command", ["verify", "doctor"])
-def test_who_may_only_read_is_told_what_was_not_looked_at(command: str) -> None:
+def test_a_user_that_may_only_read_is_told_which_files_were_not_read(command: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         root = Path(place) / "bus"
         folder = Folder(str(root))

@@ -172,7 +172,7 @@ def test_a_compacted_file_without_its_seal(folder: Folder, root: str, opener: Op
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
-def test_who_met_the_damage_sees_that_it_was_mended(
+def test_a_reader_that_met_the_damage_sees_that_it_was_mended(
     is_gone: bool, folder: Folder, root: str, opener: Opener
 ) -> None:
     folder.define(TOPIC, TopicOptions(segment_records=2))

@@ -46,7 +46,7 @@ def test_a_file_that_was_written_by_hand_is_read(path: Path) -> None:
     assert defined.read(str(path)) == TOPICS
 
 
-def test_who_edits_it_is_told_what_to_do(path: Path) -> None:
+def test_a_user_that_edits_the_file_is_told_what_to_do(path: Path) -> None:
     path.write_bytes(defined.encode(TOPICS).replace(b"5000", b"6000"))
     with pytest.raises(Corrupt, match="the checksum does not fit") as caught:
         defined.read(str(path))

@@ -285,7 +285,7 @@ def look(group: Group) -> Any:
     return msgspec.json.decode(msgspec.json.encode(group.dump()))
 
 
-def test_whoever_applies_the_same_ops_holds_the_same_state() -> None:
+def test_a_process_that_applies_the_same_changes_holds_the_same_state() -> None:
     mine, theirs = Group(), Group()
     for op in drive(mine):
         theirs.apply(msgspec.json.decode(msgspec.json.encode(op), type=AnyOp))

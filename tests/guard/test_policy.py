@@ -281,7 +281,7 @@ topics = ["orders", "orders.DLQ"]
 """
 
 
-async def test_who_administers_a_topic_gets_no_letter_that_he_may_not_read(tmp_path: Path) -> None:
+async def test_an_admin_of_a_topic_gets_no_letter_that_the_policy_forbids(tmp_path: Path) -> None:
     """Neither by redriving and dropping it, nor by asking with a filter which ones there are."""
     pytest.importorskip("picows")
     httpx = pytest.importorskip("httpx")

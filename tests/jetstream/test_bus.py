@@ -259,7 +259,7 @@ async def test_a_stream_of_a_later_version_is_left_alone(bus: NatsBus) -> None:
     assert found["config"]["metadata"]["trunkline"] == "99"
 
 
-async def test_who_only_looks_makes_nothing(url: str) -> None:
+async def test_a_process_that_only_looks_makes_nothing(url: str) -> None:
     async with NatsBus(url) as bus:
         assert await bus.topics() == {}
         assert await bus.groups() == []

@@ -35,7 +35,7 @@ async def test_a_topic_that_is_made_twice_loses_nothing(place: str) -> None:
     await slow.close()
 
 
-async def test_two_who_change_a_topic_at_once_both_count(place: str) -> None:
+async def test_two_changes_of_a_topic_at_once_both_count(place: str) -> None:
     async with trunkline.connect(place) as one, trunkline.connect(place) as two:
         for number in range(10):
             topic = f"orders.{number}"
@@ -46,7 +46,7 @@ async def test_two_who_change_a_topic_at_once_both_count(place: str) -> None:
             assert (found.dedup_window_s, found.partitions) == (60, 3)
 
 
-async def test_partitions_are_not_taken_away_by_one_who_looked_before(place: str) -> None:
+async def test_partitions_are_not_taken_away_by_a_process_that_looked_before(place: str) -> None:
     slow = MongoStore(place)
     async with trunkline.connect(place) as bus:
         await bus.define("orders", partitions=2)

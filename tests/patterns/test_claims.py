@@ -167,7 +167,7 @@ def test_renewing_extends_and_claiming_again_is_renewing(team: Team, clock: Hand
         team["bob"].claim("a")
 
 
-def test_a_renewal_that_came_first_beats_the_one_who_thought_it_had_run_out(
+def test_a_renewal_that_came_first_beats_an_actor_that_saw_it_run_out(
     clock: HandClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between looking and appending anything may happen: the log's order decides."""
@@ -326,7 +326,7 @@ def test_claims_need_one_order(tmp_path: Path) -> None:
         open_claims(f"file:{tmp_path / 'bus'}", "ann")
 
 
-def test_nothing_is_made_for_someone_who_only_looks(tmp_path: Path) -> None:
+def test_nothing_is_made_by_a_command_that_only_looks(tmp_path: Path) -> None:
     for kind in ("ndjson", "file"):
         with pytest.raises(NoBus):
             open_claims(f"{kind}:{tmp_path / 'none'}", "ann", create=False)
@@ -605,7 +605,7 @@ def test_the_guard_lets_everything_pass_where_nobody_claims(cli: Run, tmp_path: 
     assert sorted(p.name for p in tmp_path.iterdir()) == [".git", "a"]
 
 
-def test_a_hook_of_someone_else_is_left_alone(cli: Run, tmp_path: Path) -> None:
+def test_a_hook_of_another_program_is_left_alone(cli: Run, tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     hook = tmp_path / ".git" / "hooks" / "pre-commit"
     hook.parent.mkdir(exist_ok=True)

@@ -66,7 +66,7 @@ async def test_no_answer_is_a_timeout_and_the_question_expires(bus: Any) -> None
     assert record.event.ttl_s == 0.05
 
 
-async def test_nothing_is_left_of_who_asked(bus: Any) -> None:
+async def test_nothing_is_left_of_a_caller_that_asked(bus: Any) -> None:
     async with Requests(bus):
         assert [key.topic for key in await bus.store.groups()] == [REPLIES]
     assert await bus.store.groups() == []

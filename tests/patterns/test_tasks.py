@@ -198,7 +198,7 @@ async def test_a_task_that_runs_can_be_cancelled(bus: Any) -> None:
         assert await bus.drain(10)
 
 
-async def test_nothing_is_left_of_who_worked(bus: Any) -> None:
+async def test_nothing_is_left_of_a_worker_that_ended(bus: Any) -> None:
     async with TaskQueue(bus, "resize") as queue:
         await queue.work(lambda task: task.payload)
     assert [key.group for key in await bus.store.groups()] == ["workers"]

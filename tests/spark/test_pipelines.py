@@ -147,7 +147,7 @@ def test_sequences_tell_the_usual_from_the_surprising(spark: SparkSession, cut: 
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3])
-def test_claims_say_who_held_what_and_what_clashed(spark: SparkSession, cut: int) -> None:
+def test_claims_name_their_holders_and_their_conflicts(spark: SparkSession, cut: int) -> None:
     def move(topic: str, what: str, actor: str, second: int) -> dict[str, Any]:
         fields = {"topic": topic, "subject": what, "actor": actor, "ttl_s": 5.0}
         return fields | {"timestamp": at(second)}
@@ -170,7 +170,7 @@ def test_claims_say_who_held_what_and_what_clashed(spark: SparkSession, cut: int
     assert found["cleo", "src/c"].held_since == at(58)
 
 
-def test_other_words_of_those_who_coordinate_move_the_clock(spark: SparkSession) -> None:
+def test_other_events_of_coordination_move_the_clock(spark: SparkSession) -> None:
     claim = {"topic": "coord.claim", "subject": "a", "actor": "ann", "ttl_s": 5.0}
     word = {"topic": "coord.note", "actor": "bob", "timestamp": at(20)}
 

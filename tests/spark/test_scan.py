@@ -387,7 +387,7 @@ def _counted(name: str, call: Callable[..., Any], calls: Counter[str]) -> Callab
     return counted
 
 
-def test_whoever_read_the_end_before_sees_what_became_of_it(tmp_path: Path) -> None:
+def test_a_reader_that_saw_the_end_before_sees_what_became_of_it(tmp_path: Path) -> None:
     root = str(tmp_path / "bus")
     options = StoreOptions(reserve_bytes=0)
     folder = Folder(root, options)

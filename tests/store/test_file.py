@@ -176,7 +176,7 @@ async def test_partitions_by_key_and_in_turn(store: FileStore) -> None:
     assert {receipt.partition for receipt in spread} == {0, 1, 2, 3}
 
 
-async def test_close_waits_for_those_who_wait(store: FileStore, tmp_path: Path) -> None:
+async def test_close_waits_for_the_publishers_that_wait(store: FileStore, tmp_path: Path) -> None:
     tasks = [asyncio.ensure_future(store.append(TOPIC, [event(n)])) for n in range(10)]
     await asyncio.sleep(0)
     await store.close()

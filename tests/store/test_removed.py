@@ -158,7 +158,7 @@ async def test_retention_waits_for_what_was_redriven(place: tuple[str, Remove]) 
         assert [record.event.payload for record in await bus.read("orders")] == [1, 2, 3, 4]
 
 
-async def test_who_removes_a_group_is_heard_at_once(place: tuple[str, Remove]) -> None:
+async def test_the_removal_of_a_group_is_heard_at_once(place: tuple[str, Remove]) -> None:
     url, _ = place
     heard: list[str | None] = []
     async with open_local(url) as bus:

@@ -81,7 +81,7 @@ def test_a_partition_is_chosen_by_key_then_by_idempotency_key_then_in_turn() -> 
     assert pick_partition(Event(topic="orders", key="c42"), 1, 7) == 0
 
 
-def test_a_bell_rings_for_those_who_asked() -> None:
+def test_a_bell_rings_for_the_listeners_of_a_topic() -> None:
     bell = Bell()
     all_: list[str | None] = []
     orders: list[str | None] = []

@@ -30,7 +30,9 @@ async def test_publish_inflight_bounds_what_waits_for_the_disk(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("inline_commit_s", [0.0, 10.0])
-async def test_nobody_overtakes_who_waits_for_room(tmp_path: Path, inline_commit_s: float) -> None:
+async def test_no_publisher_overtakes_one_that_waits_for_room(
+    tmp_path: Path, inline_commit_s: float
+) -> None:
     url = f"file:{tmp_path}"
     async with open_local(url, publish_inflight=3, inline_commit_s=inline_commit_s) as bus:
         jobs: list[asyncio.Task[Receipt]] = []
@@ -42,7 +44,9 @@ async def test_nobody_overtakes_who_waits_for_room(tmp_path: Path, inline_commit
     assert offsets == list(range(1, 61))
 
 
-async def test_who_is_cancelled_while_waiting_for_room_publishes_nothing(tmp_path: Path) -> None:
+async def test_a_publish_that_is_cancelled_while_waiting_for_room_writes_nothing(
+    tmp_path: Path,
+) -> None:
     async with open_local(f"file:{tmp_path}", publish_inflight=1) as bus:
         jobs = [asyncio.create_task(bus.publish("orders", number)) for number in range(3)]
         await asyncio.sleep(0)

@@ -590,3 +590,24 @@ def test_the_four_known_topics() -> None:
         "closeout.created",
         "gate.status_changed",
     )
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda log, offsets: Consumer("c", log, offsets).poll(),
+        lambda log, offsets: list(ndjson.replay(log)),
+        lambda log, offsets: ndjson.consumers(log, offsets),
+        lambda log, offsets: ndjson.fits(log, ndjson.Mark()),
+        lambda log, offsets: emit(log, "t"),
+    ],
+)
+def test_a_pipe_in_place_of_the_log_is_refused_and_not_waited_for(
+    read: Any, tmp_path: Path, offsets: str
+) -> None:
+    log = str(tmp_path / "pipe.ndjson")
+    os.mkfifo(log)
+
+    with pytest.raises(StorageError, match="not a file"):
+        read(log, offsets)

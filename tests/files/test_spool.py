@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import statistics
 import subprocess
@@ -469,3 +470,22 @@ def test_a_link_or_a_fifo_in_the_spool_is_no_event(tmp_path: Path) -> None:
     os.mkfifo(place)
     with pytest.raises(NotFound):
         spool.read(name)
+
+
+@pytest.mark.timeout(20)
+def test_check_neither_waits_for_a_pipe_nor_lets_a_name_steer_the_terminal(
+    nbs_bus: Run, tmp_path: Path
+) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    assert nbs_bus("publish", "spool", "e\x1bvil", "t", "high", "x").code == 0
+    os.mkfifo(spool / "4-x-t-1.event")
+    ours, theirs = pty.openpty()
+    subprocess.run([*NBS_BUS, "check", "spool"], stdout=theirs, cwd=tmp_path, env=ENV, check=True)
+    os.close(theirs)
+
+    shown = os.read(ours, 4096)
+    os.close(ours)
+
+    assert b"-e\\x1bvil-t-" in shown
+    assert b"\x1b" not in shown

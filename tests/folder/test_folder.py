@@ -238,7 +238,7 @@ def test_a_topic_that_is_not_there_is_no_news(folder: Folder, opener: Opener) ->
     assert folder.noticed() == {TOPIC}
 
 
-def test_who_reads_and_who_writes_outlive_the_removal_of_their_topic(folder: Folder) -> None:
+def test_readers_and_writers_outlive_the_removal_of_their_topic(folder: Folder) -> None:
     """A thread removes it: what the loop is just using must not be closed beneath it."""
     publish(folder, range(1, 4))
     reader, writer = folder.reader(TOPIC, 0), folder.writer(TOPIC, 0)
@@ -526,3 +526,22 @@ def test_a_group_that_is_removed_while_a_step_waits_for_it_leaves_no_file_open(
         folder.step(key, Group.begin_anew)
         assert folder.step(key, lambda group: group.created)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_folder_with_other_files_does_not_become_a_bus(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    link = tmp_path.with_name(tmp_path.name + "-link")
+    link.symlink_to(tmp_path)
+
+    for path in (tmp_path, link):
+        with pytest.raises(NoBus, match=r"other files: 'notes.txt'"):
+            Folder(str(path))
+
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+@pytest.mark.parametrize("name", [".gitignore", "lost+found", "members"])
+def test_a_folder_with_nothing_of_anybody_becomes_a_bus(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    Folder(str(tmp_path)).close()
+    assert (tmp_path / "bus.json").exists()

@@ -30,7 +30,7 @@ from trunkline.cli.arguments import (
     pick_partitions,
     pick_topics,
 )
-from trunkline.cli.render import FORMAT_HELP, Printer, amount, record_writer, to_json
+from trunkline.cli.render import FORMAT_HELP, Printer, amount, record_writer, shown_json, to_json
 from trunkline.clock import SystemClock
 from trunkline.codec import decode_payload, encode_event
 from trunkline.errors import InvalidEvent, InvalidOption, NotFound
@@ -279,7 +279,7 @@ class _Publisher:
             row = msgspec.to_builtins(receipt)
             if receipt.duplicate:
                 row["id"] = self._stored_id(receipt.partition, receipt.offset)
-            print(to_json(row))
+            print(shown_json(row))
 
     def _stored_id(self, partition: int, offset: int) -> str | None:
         """The id of the record at an offset; None if it was trimmed since."""

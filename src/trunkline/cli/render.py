@@ -46,6 +46,14 @@ def to_json(value: Any) -> str:
     return _encode(value).decode()
 
 
+def shown_json(value: Any) -> str:
+    """One line of JSON to print. At a terminal, control characters are escaped."""
+    text = to_json(value)
+    if is_terminal():
+        text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return text
+
+
 def is_terminal() -> bool:
     return sys.stdout.isatty()
 
@@ -83,7 +91,7 @@ class Printer:
     def row(self, row: Row, text: str) -> None:
         """One result: ``row`` for a program, ``text`` for a person."""
         if self.json:
-            print(to_json(row))
+            print(shown_json(row))
         elif not self.quiet:
             print(text)
 
@@ -111,7 +119,7 @@ class Printer:
         rows = self.cut(list(rows), columns)
         if self.json:
             for row in rows:
-                print(to_json(row))
+                print(shown_json(row))
             return
         if self.quiet:
             for name in dict.fromkeys(cell(row[columns[0]]) for row in rows):
@@ -372,7 +380,7 @@ def record_writer(args: argparse.Namespace) -> RecordWriter:
 
 
 def _json_line(record: Record, attempt: int) -> str:
-    return to_json(record_row(record, **({"attempt": attempt} if attempt else {}))) + "\n"
+    return shown_json(record_row(record, **({"attempt": attempt} if attempt else {}))) + "\n"
 
 
 def _plain_line(record: Record, attempt: int) -> str:

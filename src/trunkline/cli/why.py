@@ -8,7 +8,7 @@ from typing import Any
 
 from trunkline.cli import OK, Commands, leaf
 from trunkline.cli.arguments import bus_path, bus_url
-from trunkline.cli.render import Printer, amount, clean, to_json, to_time
+from trunkline.cli.render import Printer, amount, clean, shown_json, to_time
 from trunkline.cli.spark import part
 from trunkline.patterns.measures import measure, to_text
 from trunkline.patterns.story import Step, tell
@@ -38,7 +38,7 @@ def run_why(args: argparse.Namespace) -> int:
     output = Printer(args)
     if args.json:
         for step in story.steps:
-            print(to_json(step))
+            print(shown_json(step))
         return OK
     place = f"{story.topic}/{story.partition}@{story.offset}" if story.offset else story.topic
     output.say(f"{story.id} {place}")
@@ -62,7 +62,7 @@ def run_metrics(args: argparse.Namespace) -> int:
             for family in families:
                 for sample in family.samples:
                     row = {"name": sample.name, **sample.labels, "value": sample.value}
-                    print(to_json(row))
+                    print(shown_json(row))
         else:
             print(to_text(families), end="")
         return OK

@@ -6,6 +6,7 @@ Imported at every start of ``nbs-bus``, so it imports next to nothing itself.
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 PRIORITIES = ("critical", "high", "normal", "low")
@@ -140,10 +141,12 @@ def header(body: bytes) -> dict[bytes, bytes]:
 def read_head(path: bytes) -> bytes | None:
     """The first bytes of an event, all header lines included; None when it is gone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):  # a pipe or a device might never end
+            return None
         head = os.read(fd, _HEAD_BYTES)
         while len(head) % _HEAD_BYTES == 0 and b"\npayload: " not in head:
             more = os.read(fd, _HEAD_BYTES)

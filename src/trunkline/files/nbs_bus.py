@@ -45,7 +45,7 @@ Commands:
       Print an event.
 
   ack <dir> <event-file>
-      Done with it, for everyone: it goes to processed/.
+      Done with it, for all readers: it goes to processed/.
 
   ack-all <dir> [--handle=<name>]
       The same for every pending event, or every one of a source.
@@ -239,14 +239,21 @@ def _list(rows: list[spool.Pending], limit: int | None) -> int:
         _write(2, b"%d more events are pending\n" % (len(rows) - limit))
         rows = rows[:limit]
     now_us = time.time_ns() // 1000
+    shown = _spelled_out if os.isatty(1) else bytes
     return _write(
         1,
         b"".join(
             b"[%b] %b (%b)\n"
-            % (row.priority.encode(), os.fsencode(row.name), age(now_us - row.timestamp_us))
+            % (row.priority.encode(), shown(os.fsencode(row.name)), age(now_us - row.timestamp_us))
             for row in rows
         ),
     )
+
+
+def _spelled_out(name: bytes) -> bytes:
+    """A file name for a terminal, which would obey its control characters."""
+    shown = [one if one.isprintable() else repr(one)[1:-1] for one in os.fsdecode(name)]
+    return os.fsencode("".join(shown))
 
 
 def age(delta_us: int) -> bytes:

@@ -12,14 +12,16 @@ log that was cut or replaced no longer fits the digest and is read again from li
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from trunkline import units
 from trunkline.errors import InvalidEvent, InvalidName, InvalidOption, StorageError
@@ -210,7 +212,7 @@ class Consumer:
     def make_files(self) -> None:
         os.makedirs(os.path.dirname(os.path.abspath(self.events_file)), exist_ok=True)
         os.makedirs(self._offsets_dir, exist_ok=True)
-        os.close(os.open(self.events_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        os.close(_open_file(self.events_file, os.O_WRONLY | os.O_CREAT))
 
     def poll(
         self,
@@ -226,7 +228,7 @@ class Consumer:
         wanted = frozenset(topics)
         from_line, memo = self._cursor()
         replaced = False
-        with open(self.events_file, "rb") as file:
+        with _open_log(self.events_file) as file:
             start = Mark()
             if memo is not None:
                 replaced = not _fits(file, memo)
@@ -307,7 +309,7 @@ def read_batch(
     mark = mark or Mark()
     found: list[tuple[int, bytes]] = []
     try:
-        file = open(events_file, "rb")  # noqa: SIM115 -- closed by the with below
+        file = _open_log(events_file)
     except FileNotFoundError:
         if mark.byte:
             raise StorageError(f"the log is gone: {events_file}", path=events_file) from None
@@ -327,7 +329,7 @@ def read_batch(
 def fits(events_file: str, mark: Mark) -> bool:
     """Whether the log in front of ``mark`` is still the one that the mark was made in."""
     try:
-        with open(events_file, "rb") as file:
+        with _open_log(events_file) as file:
             return _fits(file, mark)
     except FileNotFoundError:
         return mark.byte == 0
@@ -345,7 +347,7 @@ def replay(
     out only when ``now`` is given.
     """
     wanted = frozenset(topics)
-    with open(events_file, "rb") as file:
+    with _open_log(events_file) as file:
         for number, _, line, _ in _lines(file, Mark()):
             if number < from_line:
                 continue
@@ -365,7 +367,7 @@ def consumers(
     """The number of lines, and every consumer of this file with its lag, by name."""
     total = 0
     if os.path.exists(events_file):
-        with open(events_file, "rb") as file:
+        with _open_log(events_file) as file:
             total = _collect(file, Mark(), 1, frozenset(), 0, datetime.now(UTC))[2]
     found: list[ConsumerState] = []
     for entry in sorted(os.listdir(offsets_dir)) if os.path.isdir(offsets_dir) else []:
@@ -504,12 +506,29 @@ def _load(path: str) -> Json | None:
         return None
 
 
+def _open_file(path: str, flags: int) -> int:
+    """A file descriptor. A pipe or a device in the file's place is refused: it might never end."""
+    try:
+        fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a pipe that nobody reads
+            raise
+        raise StorageError(f"not a file: {path}", path=path) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise StorageError(f"not a file: {path}", path=path)
+    return fd
+
+
+def _open_log(path: str) -> BinaryIO:
+    return open(_open_file(path, os.O_RDONLY), "rb")
+
+
 @contextmanager
 def _locked_log(path: str) -> Iterator[int]:
     """The log, open for appending and locked; opened again if it was replaced meanwhile."""
     while True:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o666)
+        fd = _open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             try:

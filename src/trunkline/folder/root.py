@@ -11,11 +11,13 @@ from enum import Enum
 from trunkline.clock import Clock, SystemClock
 from trunkline.errors import Closed, NoBus, StorageError, StorageFull, TrunklineError
 from trunkline.event import new_id
+from trunkline.explain import spelt
 from trunkline.folder import identity
 from trunkline.log import atomic
 from trunkline.options import StoreOptions
 
 _FOLDERS = ("wal", "offsets", "dlq", "members")
+_OURS = (*_FOLDERS, "bus.json", "topics.json", "reserve")
 
 
 class FolderLife(Enum):
@@ -53,6 +55,7 @@ class Root:
                 why = f"there is no bus at {self.path}"
                 raise NoBus(why, path=self.path, hint="trunkline init makes one") from None
             atomic.make_dir(self.path)
+            self._refuse_strangers()
         kind = atomic.network_kind(self.path)
         if kind is not None and not self.options.allow_network:
             raise StorageError(
@@ -66,6 +69,19 @@ class Root:
             if self.options.create or error.errno not in atomic.READ_ONLY:
                 raise  # else the records can be read
         return identity.read(path)
+
+    def _refuse_strangers(self) -> None:
+        """A bus has a folder of its own: a folder with other files is none by mistake."""
+        names = os.listdir(self.path)
+        if "wal" in names:
+            return
+        found = sorted(n for n in names if n not in _OURS and not n.startswith((".", "lost+found")))
+        if found:
+            raise NoBus(
+                f"there is no bus at {self.path}, and it has other files: {spelt(found[0])}",
+                path=self.path,
+                hint=f"name a folder of its own, such as file:{os.path.join(self.path, 'bus')}",
+            )
 
     def _make(self, path: str) -> None:
         for name in _FOLDERS:

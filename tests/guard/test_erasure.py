@@ -15,7 +15,7 @@ import trunkline
 from trunkline.cli import main
 from trunkline.crypto.keyring import KeyRing, new_wrapping_key
 from trunkline.crypto.note import Signer, Verifier
-from trunkline.errors import Erased, NotFound, Sealed, Tampered
+from trunkline.errors import Corrupt, Erased, NotFound, Sealed, Tampered
 from trunkline.guard.erasure import check_erased, erase
 from trunkline.guard.vault import Vault
 
@@ -53,6 +53,19 @@ async def readable(place: Path, ring: KeyRing) -> list[Any]:
             except Sealed:
                 found.append(None)
     return found
+
+
+@pytest.mark.parametrize("body", [b"", b"[" * 100_000, b'{"at":"\xff"}', b"[]"])
+def test_a_damaged_file_of_a_key_ring_is_named(ring: KeyRing, source: str, body: bytes) -> None:
+    ring.rotate("home", "anna")
+    ring.shred("home", "anna")
+    (mark,) = Path(ring.path).rglob("*.erased")
+    mark.write_bytes(body)
+    with pytest.raises(Corrupt, match=r"erased is damaged"):
+        KeyRing(ring.path, source).shredded("home", "anna")
+    (Path(ring.path) / "ring.json").write_bytes(body)
+    with pytest.raises(Corrupt, match=r"ring\.json is damaged"):
+        KeyRing(ring.path, source)
 
 
 async def test_a_subject_is_erased_everywhere_and_nobody_else(

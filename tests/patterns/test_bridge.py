@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from files.harness import ENV, TRUNKLINE, Run, kill_points, killed_at, memory_dir, runner
 from trunkline.bus import sync
-from trunkline.errors import InvalidEvent, InvalidOption, LockTimeout, NoBus
+from trunkline.errors import Corrupt, InvalidEvent, InvalidOption, LockTimeout, NoBus
 from trunkline.event import Event
 from trunkline.files import ndjson
 from trunkline.files.forms import (
@@ -273,6 +273,19 @@ def test_a_torn_note_was_not_made(tmp_path: Path) -> None:
     assert carry(source, sink).already == 1
     assert carry(source, sink) == Carried()
     assert content(sink) == sorted(texts)
+
+
+@pytest.mark.parametrize("note", [b"{", b"[" * 100_000, b'"\xff"', b"[]", b"{}"])
+def test_damaged_notes_are_named_and_the_way_out_is_told(tmp_path: Path, note: bytes) -> None:
+    source, sink = f"ndjson:{tmp_path / 'a'}", f"ndjson:{tmp_path / 'b'}"
+    fill(source, 2)
+    carry(source, sink)
+    journal = next(tmp_path.glob(".b.bridge-*.journal"))
+    journal.write_bytes(note + b"\n")
+
+    with pytest.raises(Corrupt, match="the notes of a bridge are damaged") as caught:
+        carry(source, sink)
+    assert "remove the file" in caught.value.hint
 
 
 def test_two_of_the_same_bridge_do_not_run_at_once(tmp_path: Path) -> None:

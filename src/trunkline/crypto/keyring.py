@@ -37,9 +37,11 @@ from trunkline.crypto.jwe import (
 )
 from trunkline.errors import Corrupt, Erased, InvalidOption, KeyMissing, NotFound, WrongKey
 from trunkline.log import atomic
+from trunkline.log.line import Damaged, decode
 
 FORMAT: Final = 1
 _LOCK_S: Final = 10.0
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _COMMAND_S: Final = 30.0
 _CHECK: Final = b"trunkline key ring"
 _CTY: Final = "jwk-set+json"
@@ -287,9 +289,9 @@ class KeyRing:
             self._write_check()
             return
         try:
-            about = msgspec.json.decode(atomic.read_file(place))
+            about = decode(_decode_object, atomic.read_file(place))
             form, text = int(about["format"]), str(about["check"])
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        except (Damaged, KeyError, TypeError, ValueError):
             raise Corrupt(f"{place} is damaged", path=place, position=0) from None
         if form > FORMAT:
             raise InvalidOption(f"{place} has format {form}", hint="upgrade trunkline")
@@ -334,12 +336,13 @@ class KeyRing:
 
     def _mark_of(self, name: str) -> dict[str, Any]:
         """What is known of the shredded keys of one owner."""
+        path = self._path(name, "erased")
         try:
-            data = atomic.read_file(self._path(name, "erased"))
+            return decode(_decode_object, atomic.read_file(path))
         except FileNotFoundError:
             return {"keys": [], "thumbprints": [], "at": ""}
-        found: dict[str, Any] = msgspec.json.decode(data)
-        return found
+        except Damaged:
+            raise Corrupt(f"{path} is damaged", path=path, position=0) from None
 
     def _add(self, name: str, space: str, subject: str) -> Key:
         try:

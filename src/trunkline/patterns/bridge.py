@@ -60,6 +60,7 @@ from trunkline.files.forms import (
 from trunkline.folder.direct import DirectBus
 from trunkline.log import atomic
 from trunkline.log.layout import folder_path
+from trunkline.log.line import Damaged, decode
 from trunkline.names import SYSTEM_PREFIX, check_pattern, is_dead, matches
 from trunkline.options import Limits
 
@@ -76,6 +77,7 @@ _NAME_PART_BYTES = 80
 _TURN_S = 60.0
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 Json = dict[str, Any]
+_decode_note = msgspec.json.Decoder(Json).decode
 
 
 class Carried(msgspec.Struct):
@@ -592,16 +594,15 @@ class _Journal:
 
     def _load(self) -> None:
         try:
-            with open(self._path, "rb") as file:
-                data = file.read()
+            data = atomic.read_file(self._path)
         except FileNotFoundError:
             return
         whole, _, torn = data.rpartition(b"\n")
         for line in whole.split(b"\n") if whole else ():
             try:
-                value = json.loads(line)
+                value = decode(_decode_note, line)
                 cursor, self.standing = value["cursor"], value["sink"]
-            except (ValueError, KeyError) as error:
+            except (Damaged, KeyError) as error:
                 raise Corrupt(
                     f"the notes of a bridge are damaged: {self._path}",
                     path=self._path,

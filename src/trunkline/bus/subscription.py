@@ -452,7 +452,7 @@ class LocalSubscription:
                 try:
                     await pump.close()
                 except TrunklineError as error:  # it does not hold up the subscriber
-                    logger.warning("what was settled last on %s may come again: %s", key, error)
+                    logger.warning("the last settled records of %s may come again: %s", key, error)
         home.leave(self)
 
     # -- pumps -----------------------------------------------------------------------------------

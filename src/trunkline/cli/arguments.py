@@ -179,12 +179,12 @@ def duration(text: str) -> float:
 
 def add_bounds(parser: argparse.ArgumentParser) -> None:
     """The options of every command that can print much."""
-    parser.add_argument("--limit", type=at_least(1), metavar="N", help="print so many at most")
+    parser.add_argument("--limit", type=at_least(1), metavar="N", help="print N at most")
     parser.add_argument(
         "--budget",
         type=at_least(1),
         metavar="CHARS",
-        help="print about so many characters at most; the first is always printed",
+        help="print about CHARS characters at most; the first is always printed",
     )
 
 

@@ -19,9 +19,15 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("source", metavar="SRC")
     parser.add_argument("sink", metavar="DST")
     parser.add_argument("--topics", default="", help="only these, comma-separated, * and > allowed")
-    parser.add_argument("--follow", action="store_true", help="stay, and carry what comes")
-    parser.add_argument("--ack", action="store_true", help="acknowledge what came from a spool")
-    parser.add_argument("--skip-invalid", action="store_true", help="pass over what does not fit")
+    parser.add_argument(
+        "--follow", action="store_true", help="stay, and carry events that come later"
+    )
+    parser.add_argument(
+        "--ack", action="store_true", help="acknowledge events of a spool that were carried"
+    )
+    parser.add_argument(
+        "--skip-invalid", action="store_true", help="pass over events that the sink cannot hold"
+    )
     for side in ("source", "sink"):
         parser.add_argument(
             f"--{side}-token", metavar="TOKEN", help=f"the token for the broker of the {side}"

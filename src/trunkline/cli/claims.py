@@ -114,7 +114,7 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     _parser(more, "install-hook", run_hook, "run the guard before every commit of this repository")
     table = _parser(more, "export", run_export, "write a coord_claims.md to stdout")
     table.add_argument("--header", action="store_true", help="as a Markdown table")
-    load = _parser(more, "import", run_import, "claim what a coord_claims.md says")
+    load = _parser(more, "import", run_import, "claim the paths of a coord_claims.md")
     load.add_argument("file", nargs="?", default="coord_claims.md")
     load.add_argument("--ttl", type=seconds, default=TTL_S, help="lifetime of a row (10m)")
     place = _parser(more, "place", run_place, "say where claims live, or decide it")
@@ -122,8 +122,8 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _listing(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="with those that have run out")
-    parser.add_argument("--mine", action="store_true", help="those of this actor")
+    parser.add_argument("--all", action="store_true", help="also claims that have run out")
+    parser.add_argument("--mine", action="store_true", help="only claims of this actor")
     add_bounds(parser)
 
 
@@ -152,7 +152,7 @@ def run_claim(args: argparse.Namespace) -> int:
     if isinstance(wait, str):
         paths, wait = [wait, *paths], _FOREVER
     if not paths:
-        raise InvalidOption("say what to claim: a path or a glob")
+        raise InvalidOption("give a path or a glob to claim")
     wait_s = None if wait == _FOREVER else wait
     holder = os.getpid() if args.rest else args.hold_pid
     process = None if holder is None else Process.by_pid(holder)
@@ -245,7 +245,7 @@ def _hold(args: argparse.Namespace, claims: Claims, claim: Claim) -> int:
 
 def run_release(args: argparse.Namespace) -> int:
     if not args.paths and args.token is None and not args.mine:
-        raise InvalidOption("say what to release: a path, --token or --mine")
+        raise InvalidOption("give a claim to release: a path, --token or --mine")
     with _open(args, create=False) as claims:
         chosen = [_path(one) for path in args.paths for one in expand(path)]
         for claim in claims.release(*chosen, token=args.token, mine=args.mine, force=args.force):

@@ -64,7 +64,7 @@ def register(commands: Commands[Any]) -> None:
     restore = leaf(commands, "restore", run_restore, "make a bus folder from a backup")
     restore.add_argument("source", metavar="SRC", help="a folder or archive made by backup")
     restore.add_argument("dest", metavar="DEST", help="the new bus folder")
-    restore.add_argument("--force", action="store_true", help="replace what is there")
+    restore.add_argument("--force", action="store_true", help="replace the folder that is there")
     restore.add_argument("--dry-run", action="store_true", help="only check the source")
 
 

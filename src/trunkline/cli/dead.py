@@ -41,7 +41,9 @@ def register(commands: Commands[Any]) -> None:
     ls = leaf(below, "ls", run_ls, "list dead letters")
     add_bounds(ls)
     ls.add_argument("topic", metavar="TOPIC", nargs="?", help="only of these: orders, orders.*")
-    ls.add_argument("--closed", action="store_true", help="with those redriven or dropped")
+    ls.add_argument(
+        "--closed", action="store_true", help="also letters that were redriven or dropped"
+    )
     _add_choice(ls)
 
     show = leaf(below, "show", run_show, "show a dead letter and its event")
@@ -61,10 +63,10 @@ def register(commands: Commands[Any]) -> None:
             help="these (all open ones)",
         )
         _add_choice(parser)
-        parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
-    redrive.add_argument("--rate", type=_rate, help="at most so many a second")
+        parser.add_argument("--dry-run", action="store_true", help="only show the effect")
+    redrive.add_argument("--rate", type=_rate, help="letters a second, at most")
     redrive.add_argument(
-        "--max-redrives", type=at_least(0), help="leave alone what came back so often"
+        "--max-redrives", type=at_least(0), help="leave letters alone that were redriven so often"
     )
     drop.add_argument("--yes", action="store_true", help="do not ask")
 
@@ -80,7 +82,7 @@ def _rate(text: str) -> float:
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--group", help="only those this group gave up")
+    parser.add_argument("--group", help="only letters of this group")
     parser.add_argument("--where", metavar="SQL", help="only events that meet this condition")
 
 

@@ -54,14 +54,20 @@ class Diagnosis(NamedTuple):
 def register(commands: Commands[Any]) -> None:
     doctor = leaf(commands, "doctor", run_doctor, "say what is wrong and what to do about it")
     doctor.add_argument(
-        "--salvage", action="store_true", help="bring back what can be read of damaged files"
+        "--salvage",
+        action="store_true",
+        help="bring back the records of damaged files that can be read",
     )
     doctor.add_argument("--verify", action="store_true", help="check every byte as well")
     doctor.add_argument(
         "--lag", type=at_least(0), default=_LAG, metavar="N", help="speak of groups so far behind"
     )
     doctor.add_argument(
-        "--letters", type=at_least(1), default=1, metavar="N", help="speak of so many dead letters"
+        "--letters",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="name topics with N dead letters or more",
     )
     doctor.add_argument(
         "--free",

@@ -39,7 +39,7 @@ def register(commands: Commands[Any]) -> None:
     shred.add_argument("--yes", action="store_true", help="it cannot be undone, and I know")
     add_ring(shred)
 
-    seal = leaf(commands, "seal", run_seal, "sign what the log holds")
+    seal = leaf(commands, "seal", run_seal, "sign the records of the log")
     seal.add_argument("topics", metavar="TOPIC", nargs="*", help="only these (all)")
     seal.add_argument("--key", required=True, help="the signing key's file")
     seal.add_argument(

@@ -37,7 +37,9 @@ def register(commands: Commands[Any]) -> None:
     verify.add_argument(
         "topics", metavar="TOPIC", nargs="*", help="only these, * and > allowed (all)"
     )
-    verify.add_argument("--public-key", metavar="KEY", help="check what 'trunkline seal' signed")
+    verify.add_argument(
+        "--public-key", metavar="KEY", help="check the signatures of 'trunkline seal'"
+    )
     verify.add_argument(
         "--against", metavar="OLD", help="checkpoints that were kept elsewhere: a file or a folder"
     )

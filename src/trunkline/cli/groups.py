@@ -53,7 +53,9 @@ def register(commands: Commands[Any]) -> None:
     add_bounds(ls)
     ls.add_argument("topic", metavar="TOPIC", nargs="?", help="only of these: orders, orders.*")
     ls.add_argument("--group", help="only this one")
-    ls.add_argument("--all", action="store_true", help="with those that keep the books of dlq")
+    ls.add_argument(
+        "--all", action="store_true", help="also the groups that keep the books of dead letters"
+    )
 
     ls.add_argument(
         "--watch",
@@ -61,7 +63,7 @@ def register(commands: Commands[Any]) -> None:
         type=duration,
         const=2.0,
         metavar="S",
-        help="show it again every 2 seconds, or so many, until Ctrl-C",
+        help="show it again every 2 seconds, or every S, until Ctrl-C",
     )
 
     lag = leaf(below, "lag", run_lag, "print how many records a group has yet to do")
@@ -87,9 +89,7 @@ def register(commands: Commands[Any]) -> None:
         if name == "edit":
             add_option_flags(parser, GroupOptions, unset=True)
         if name in ("edit", "seek", "rm"):
-            parser.add_argument(
-                "--dry-run", action="store_true", help="only show what would be done"
-            )
+            parser.add_argument("--dry-run", action="store_true", help="only show the effect")
         if name == "rm":
             parser.add_argument("--yes", action="store_true", help="do not ask")
 

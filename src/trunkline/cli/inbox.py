@@ -41,7 +41,7 @@ def register(commands: Commands[Any]) -> None:
         "--budget",
         type=at_least(1),
         metavar="CHARS",
-        help="print about so many characters at most; the first event is always printed",
+        help="print about CHARS characters at most; the first event is always printed",
     )
 
 

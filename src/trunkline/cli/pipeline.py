@@ -26,7 +26,9 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
     run = leaf(below, "run", _run, "run pipelines; all of them without a name")
     run.add_argument("names", nargs="*", metavar="NAME")
     how = run.add_mutually_exclusive_group()
-    how.add_argument("--once", action="store_true", help="over what there is now (the default)")
+    how.add_argument(
+        "--once", action="store_true", help="over the records that are there now (the default)"
+    )
     how.add_argument("--follow", action="store_true", help="as things happen, until stopped")
     run.add_argument(
         "--every", type=float, default=None, metavar="S",
@@ -67,9 +69,9 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
         "--speed",
         type=float,
         default=0.0,
-        help="keep the pauses between records, so many times as fast; else all at once",
+        help="keep the pauses between records, SPEED times as fast; else all at once",
     )
-    replay.add_argument("--where", default="", help="only those that fit this condition")
+    replay.add_argument("--where", default="", help="only records that fit this condition")
     replay.add_argument("--from-lake", action="store_true")
     replay.add_argument(
         "--name", default="", help="tried again under this name, nothing is sent twice"

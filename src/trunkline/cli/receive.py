@@ -63,13 +63,13 @@ def register(commands: Commands[Any]) -> None:
         metavar="PLACE",
         help="where a new group begins (start), or looking on does (end): 7, -10, @-1h, ...",
     )
-    sub.add_argument("--count", type=at_least(1), help="stop after so many")
+    sub.add_argument("--count", type=at_least(1), help="stop after COUNT events")
     sub.add_argument("--wait", type=duration, metavar="S", help="stop when none came for so long")
     sub.add_argument(
         "--ack",
         choices=("auto", "none"),
         default="auto",
-        help="auto: each event once it is written out; none: show what the group has yet to do",
+        help="auto: each event once it is written out; none: show unsettled records",
     )
     sub.add_argument(
         "--exec",
@@ -82,7 +82,9 @@ def register(commands: Commands[Any]) -> None:
     tail = leaf(commands, "tail", run_tail, "show the last events, and follow")
     tail.add_argument("topic", metavar="TOPIC", help="a topic, or a pattern with * and >")
     tail.add_argument("-n", "--lines", type=at_least(0), default=10, help="how many")
-    tail.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
+    tail.add_argument(
+        "-f", "--follow", action="store_true", help="go on with records that come later"
+    )
     add_selection(tail)
 
 

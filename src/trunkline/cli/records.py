@@ -72,9 +72,9 @@ def register(commands: Commands[Any]) -> None:
     pub.add_argument("--cap", action="append", help="a capability it asks for; repeatable")
     pub.add_argument("-H", "--header", action="append", metavar="K:V", help="repeatable")
     later = pub.add_mutually_exclusive_group()
-    later.add_argument("--delay", type=duration, help="deliver it so much later")
+    later.add_argument("--delay", type=duration, help="deliver it after this time: 90, 10m, 2h")
     later.add_argument("--at", metavar="TIME", help="deliver it then, not before")
-    pub.add_argument("--count", type=at_least(1), default=1, help="publish it so many times")
+    pub.add_argument("--count", type=at_least(1), default=1, help="publish it COUNT times")
 
     grep = leaf(commands, "grep", run_grep, "find events by content")
     grep.add_argument("topic", metavar="TOPIC", help="a topic, or a pattern with * and >")
@@ -83,7 +83,7 @@ def register(commands: Commands[Any]) -> None:
     grep.add_argument("-F", "--fixed", action="store_true", help="the pattern is plain text")
     grep.add_argument("--from", dest="start", metavar="WHERE", help="offsets or times: A:B, @-1h")
     grep.add_argument("--to", dest="stop", metavar="PLACE", help="up to there")
-    grep.add_argument("--count", type=at_least(1), help="stop after so many")
+    grep.add_argument("--count", type=at_least(1), help="stop after COUNT events")
     add_selection(grep)
 
     get = leaf(commands, "get", run_get, "show events by offset or time")

@@ -57,7 +57,7 @@ def register(commands: argparse._SubParsersAction[Any]) -> None:
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default=os.environ.get("TRUNKLINE_LOG_LEVEL", "warning"),
-        help="what the log on stderr tells (warning)",
+        help="the lowest level that is logged to stderr (warning)",
     )
 
 

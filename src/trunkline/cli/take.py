@@ -37,7 +37,9 @@ def register(commands: Commands[Any]) -> None:
 def add_taking(parser: argparse.ArgumentParser) -> None:
     """The options of every command that leases events to handles."""
     parser.add_argument("topic", metavar="TOPIC", help="a topic, or a pattern with * and >")
-    parser.add_argument("--group", required=True, help="take what this group has yet to do")
+    parser.add_argument(
+        "--group", required=True, help="take records that this group has not settled"
+    )
     parser.add_argument(
         "--lease", type=duration, default=300.0, metavar="S", help="hold each for so long (5m)"
     )

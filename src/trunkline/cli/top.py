@@ -27,10 +27,8 @@ def register(commands: Commands[Any]) -> None:
     top = leaf(commands, "top", run, "show rates and lags, again and again, until Ctrl-C")
     top.add_argument("topic", metavar="TOPIC", nargs="?", help="only of these: orders, orders.*")
     top.add_argument("--every", type=duration, default=2.0, metavar="S", help="so often (2)")
-    top.add_argument("--count", type=at_least(1), help="so many times, then end")
-    top.add_argument(
-        "--limit", type=at_least(1), default=15, help="so many rows of each table (15)"
-    )
+    top.add_argument("--count", type=at_least(1), help="show COUNT tables, then end")
+    top.add_argument("--limit", type=at_least(1), default=15, help="rows of each table (15)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -38,7 +38,9 @@ def register(commands: Commands[Any]) -> None:
 
     ls = leaf(below, "ls", run_ls, "list topics")
     add_bounds(ls)
-    ls.add_argument("pattern", metavar="PATTERN", nargs="?", help="only those: orders, orders.*, >")
+    ls.add_argument(
+        "pattern", metavar="PATTERN", nargs="?", help="only these topics: orders, orders.*, >"
+    )
 
     info = leaf(below, "info", run_info, "show a topic: options, partitions, groups")
     info.add_argument("topic", metavar="TOPIC")
@@ -58,7 +60,7 @@ def register(commands: Commands[Any]) -> None:
     ):
         parser = leaf(below, name, run, about)
         parser.add_argument("topic", metavar="TOPIC")
-        parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+        parser.add_argument("--dry-run", action="store_true", help="only show the effect")
         parser.add_argument("--yes", action="store_true", help="do not ask")
         if name != "rm":
             parser.add_argument("-p", "--partition", type=at_least(0), help="only this one")

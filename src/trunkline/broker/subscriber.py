@@ -264,8 +264,8 @@ class Subscriber:
         one.delivery.extend()
 
     def _revoke(self, lost: Collection[Delivery]) -> None:
-        """The group of these, which are of one partition, was sought or removed: nobody shall read
-        them who has not yet. A client that says how far ahead it reads is told.
+        """The group of these, which are of one partition, was sought or removed: a handler that has
+        not begun them shall not read them. A client that says how far ahead it reads is told.
         """
         self._unsent = [delivery for delivery in self._unsent if delivery not in lost]
         held = [one for one in self._held if one.delivery in lost]

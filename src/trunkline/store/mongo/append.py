@@ -297,7 +297,7 @@ class Appender:
                     raise
             else:
                 return []
-            # The writer that was first has the next batch ready: a race at once would be lost again.
+            # The first writer has the next batch ready: a race at once would be lost again.
             await asyncio.sleep(random.uniform(0, aside_s))
             found = await self._since(place, document["first"])
             if found and found[0]["_id"] == document["_id"]:

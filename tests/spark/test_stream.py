@@ -53,6 +53,25 @@ class Sizes:
         return sorted(pair for batch in self.batches for pair in batch)
 
 
+@pytest.mark.parametrize(
+    ("options", "read"),
+    [
+        ({"minOffsetsPerTrigger": "100"}, 100),
+        ({"minOffsetsPerTrigger": "101"}, 0),
+        ({"minOffsetsPerTrigger": "101", "maxTriggerDelay": "0s"}, 100),
+    ],
+)
+def test_a_stream_waits_for_as_many_records_as_asked_but_not_longer_than_allowed(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], read: int
+) -> None:
+    root = make_log(tmp_path / "bus", 100, partitions=2)
+    seen = Sizes()
+
+    seen.run(follow(spark, root, **options), tmp_path / "check")
+
+    assert len(seen.all) == read
+
+
 def test_a_stream_reads_each_record_once_within_its_limit_and_goes_on_where_it_was(
     spark: SparkSession, tmp_path: Path
 ) -> None:

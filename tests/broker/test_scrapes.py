@@ -21,6 +21,7 @@ from trunkline.broker.server import Broker
 from trunkline.broker.snapshot import Gathered, Pace
 from trunkline.bus.connect import open_local
 from trunkline.clock import SystemClock
+from trunkline.errors import Closed
 from trunkline.names import GroupKey
 from trunkline.options import BrokerOptions, GroupOptions
 from trunkline.patterns.measures import Families, measure, to_text
@@ -190,3 +191,18 @@ async def test_pieces_of_a_family_have_one_heading() -> None:
     told = (await write(found.all(), go_on)).decode()
     assert told.count("#") == 2
     assert told.count("\nthings{") == 100
+
+
+async def test_a_reader_of_figures_is_told_that_the_broker_closes() -> None:
+    async def gather() -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    shown = Gathered(gather, SystemClock())
+    reader = asyncio.create_task(shown.get())
+    await asyncio.sleep(0)
+
+    await shown.close()
+
+    with pytest.raises(Closed, match="the broker is closing"):
+        await reader

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 from trunkline.clock import Clock
+from trunkline.errors import Closed
 
 T = TypeVar("T")
 
@@ -46,7 +47,13 @@ class Gathered(Generic[T]):
             if not gathering.done():
                 gathering.add_done_callback(_heard)
                 return value
-        return await asyncio.shield(gathering)
+        try:
+            return await asyncio.shield(gathering)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not gathering.cancelled() or (task is not None and task.cancelling()):
+                raise
+            raise Closed("the broker is closing", hint="connect again") from None
 
     def forget(self) -> None:
         """What was gathered is no longer true."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,14 +15,7 @@ _COUNT = 32  # frames and events: the broker begins with them while there is mor
 _BYTES = 16 * 1024
 _ACKS = 16  # of one subscription: more of them do not wait for each other
 _Place = tuple[str, int, str]
-
-
-class _Event(NamedTuple):
-    """One event, which shares its frame with others of its topic."""
-
-    topic: str
-    corr: int
-    event: bytes
+_Event = tuple[str, int, bytes]  # topic, corr and event: events of one topic share a frame
 
 
 class Outgoing:
@@ -44,7 +36,7 @@ class Outgoing:
         self._batch.add(frame, len(frame))
 
     def publish(self, topic: str, corr: int, event: bytes) -> None:
-        self._batch.add(_Event(topic, corr, event), len(event))
+        self._batch.add((topic, corr, event), len(event))
 
     def ack(self, place: _Place, offset: int, linger_s: float | None) -> None:
         """Settle a delivery within ``linger_s``, so that one frame does for several."""
@@ -86,7 +78,7 @@ class Outgoing:
                     events = []
                 frames.append(item)
             else:
-                if events and item.topic != events[0].topic:
+                if events and item[0] != events[0][0]:
                     frames.append(_publish_frame(events))
                     events = []
                 events.append(item)
@@ -101,10 +93,11 @@ class Outgoing:
 
 def _publish_frame(events: list[_Event]) -> bytes:
     if len(events) == 1:
-        topic, corr, event = events[0]
+        _, corr, event = events[0]
         return b'{"type":"PUBLISH","corr":%d,"event":%b}' % (corr, event)
-    topic, corrs = events[0].topic, [one.corr for one in events]
-    named = _encode(topic), _encode(corrs), b",".join([one.event for one in events])
+    corrs = [corr for _, corr, _ in events]
+    bodies = b",".join([event for _, _, event in events])
+    named = _encode(events[0][0]), _encode(corrs), bodies
     return b'{"type":"PUBLISH","topic":%b,"corrs":%b,"events":[%b]}' % named
 
 

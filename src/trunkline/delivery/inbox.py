@@ -240,7 +240,7 @@ class DeliveryInbox:
         until: float | None = None
         while True:
             while self._queue and len(found) < size and self.life is OPEN:
-                self._pop_run(found, size)
+                self._pop_runs(found, size)
             if self.life is not OPEN or len(found) >= size:
                 return
             if self.error is not None:
@@ -267,24 +267,27 @@ class DeliveryInbox:
         finally:
             self.gathering -= wanted
 
-    def _pop_run(self, found: list[Delivery], size: int) -> None:
-        delivery, _ = self._queue.popleft()
+    def _pop_runs(self, found: list[Delivery], size: int) -> None:
+        """Read until there are ``size``: single deliveries, and of a lane all that are here."""
+        queue, opened, marks = self._queue, self.open, self.marks
         self.read_at = monotonic()
-        found.append(delivery)
-        source = self.open.get(delivery)
-        hands = source.in_hand if source is not None and self.marks else None
-        if hands is not None:
-            hands.begin(delivery.lease.offset)
-        lane = delivery.lane
-        if lane is not None and not self.in_runs:
-            run = self._runs[lane]
-            while run.behind and len(found) < size:
-                found.append(later := run.behind.popleft())
-                if hands is not None:
-                    hands.begin(later.lease.offset)
-                run.handed += 1
-                self._behind -= 1
-        if not self._queue:
+        while queue and len(found) < size:
+            delivery, _ = queue.popleft()
+            found.append(delivery)
+            source = opened.get(delivery) if marks else None
+            hands = None if source is None else source.in_hand
+            if hands is not None:
+                hands.begin(delivery.lease.offset)
+            lane = delivery.lane
+            if lane is not None and not self.in_runs:
+                run = self._runs[lane]
+                while run.behind and len(found) < size:
+                    found.append(later := run.behind.popleft())
+                    if hands is not None:
+                        hands.begin(later.lease.offset)
+                    run.handed += 1
+                    self._behind -= 1
+        if not queue:
             self.ahead = self.limit  # a reader of batches is quick
             self._ask()
 
@@ -386,11 +389,11 @@ class DeliveryInbox:
         count = 0
         for delivery in deliveries:
             if delivery.outcome is None:
-                delivery.outcome = Outcome.ACK
+                delivery.outcome = ACK
                 count += 1
-                source = self.finish(delivery, Outcome.ACK)
+                source = self.finish(delivery, ACK)
                 if source is None:
-                    self.late(delivery, Outcome.ACK, None, "")
+                    self.late(delivery, ACK, None, "")
                     continue
                 mine = found.get(source)
                 if mine is None:

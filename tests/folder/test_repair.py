@@ -55,6 +55,24 @@ def test_salvage_of_the_last_segment(folder: Folder, root: str, opener: Opener) 
     assert payloads(other) == {1: "a", 3: "c", 4: "d"}
 
 
+def test_nothing_is_appended_to_a_line_that_lost_its_end(
+    folder: Folder, root: str, opener: Opener
+) -> None:
+    publish(folder, [1, 2])
+    folder.close()
+    path = Path(root, "wal/t.00000001.jsonl")
+    path.write_bytes(path.read_bytes()[:-1] + b"\x0b")
+    other = opener()
+
+    with pytest.raises(Corrupt, match="the last line has no end"):
+        publish(other, [3])
+
+    assert publish(other, [3]) == [3]
+    salvage(other, TOPIC, 0)
+    assert payloads(other)[1] == 1
+    assert payloads(other)[3] == 3, "what was acknowledged after the damage is there"
+
+
 def lost(folder: Folder) -> list[tuple[int, int]]:
     return [span for one in salvage(folder, TOPIC, 0) for span in one.lost]
 

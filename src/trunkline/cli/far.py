@@ -37,6 +37,9 @@ def open_bus(
     options: dict[str, Any] = {"create": create}
     if url.partition(":")[0] in ("ws", "wss", "nats", "nats+tls"):
         options = {"patience_s": patience_s, "connect_timeout_s": patience_s}
+    if url.partition(":")[0] in ("ws", "wss"):
+        # A broker that is back within the command's patience is seen within it.
+        options["backoff_max_s"] = min(0.5, max(0.05, patience_s / 10))
     return connect(url, token=token, **options)
 
 

@@ -73,8 +73,8 @@ class Root:
     def _refuse_strangers(self) -> None:
         """A bus has a folder of its own: a folder with other files is none by mistake."""
         names = os.listdir(self.path)
-        if "wal" in names:
-            return
+        if "wal" in names and any(n.endswith((".head", ".jsonl")) for n in self.names("wal")):
+            return  # a bus that lost its bus.json
         found = sorted(n for n in names if n not in _OURS and not n.startswith((".", "lost+found")))
         if found:
             raise NoBus(

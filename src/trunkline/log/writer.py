@@ -391,12 +391,16 @@ class PartitionWriter:
                 return False
         except FileNotFoundError:
             return head.end == 0 and self._is_last(head)
-        if head.durable < head.end and not self._wrote:
-            segment = Segment(self._root, self._stem, head.segment)
-            try:
-                return is_whole(segment, head)
-            finally:
-                segment.close()
+        segment = Segment(self._root, self._stem, head.segment)
+        try:
+            if head.durable < head.end and not self._wrote and not is_whole(segment, head):
+                return False
+            torn = head.end > 0 and segment.read(head.end - 1, 1) != b"\n"
+        finally:
+            segment.close()
+        if torn:  # what is appended would become part of the damaged line
+            why = "the last line has no end"
+            self._quarantine(Damage(segment, head.segment, head.end - 1, why), head, [segment])
         return True
 
     def _is_last(self, head: Head) -> bool:

@@ -395,3 +395,16 @@ def test_doctor_fails_on_warnings_when_a_monitor_asks_for_it(run: Run) -> None:
     assert run("doctor", "--fail-on", "warning", "--lag", "3", "--free", "0").code == 0
     full = run("doctor", "--fail-on", "warning", "--free", "100", "--json")
     assert (full.code, "storage_low" in full.out) == (1, True)
+
+
+def test_doctor_says_how_to_mend_a_file_that_was_cut(run: Run, home: Path) -> None:
+    run("pub", "a", stdin='{"n":1}\n{"n":2}\n')
+    path = home / ".bus/wal/a.00000001.jsonl"
+    path.write_bytes(path.read_bytes()[:-30])
+
+    (found,) = run("doctor", "--json").rows
+    assert found["remedy"].startswith("trunkline doctor --salvage;")
+    run("doctor", "--salvage")
+
+    assert run("pub", "a", "3").code == 0
+    assert [row["offset"] for row in run("tail", "a", "--json").rows][-1] == 3

@@ -242,7 +242,9 @@ def _partition(
                     "error",
                     name,
                     f"it ends at byte {segment.size()}, and was written up to {head.end}",
-                    "the next publish to this topic goes on behind the last whole record",
+                    "trunkline doctor --salvage; the next publish would set the file aside"
+                    if segment.size() < head.durable
+                    else "the next publish to this topic goes on behind the last whole record",
                 )
             elif segment.number == head.segment and _sum(segment, head.end) != head.sum:
                 yield Diagnosis(

@@ -17,7 +17,8 @@ from trunkline.log import atomic
 from trunkline.options import StoreOptions
 
 _FOLDERS = ("wal", "offsets", "dlq", "members")
-_OURS = (*_FOLDERS, "bus.json", "topics.json", "reserve")
+_OURS = (*_FOLDERS, "reserve", "lost+found")
+_OURS_BEGIN = ("bus.json", "topics.json", "reserve.", ".")  # bus.json.1a2b3c4d.tmp, .gitignore
 
 
 class FolderLife(Enum):
@@ -75,7 +76,7 @@ class Root:
         names = os.listdir(self.path)
         if "wal" in names and any(n.endswith((".head", ".jsonl")) for n in self.names("wal")):
             return  # a bus that lost its bus.json
-        found = sorted(n for n in names if n not in _OURS and not n.startswith((".", "lost+found")))
+        found = sorted(n for n in names if n not in _OURS and not n.startswith(_OURS_BEGIN))
         if found:
             raise NoBus(
                 f"there is no bus at {self.path}, and it has other files: {spelt(found[0])}",

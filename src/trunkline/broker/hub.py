@@ -167,8 +167,9 @@ class Hub:
             )
 
     async def _keep(self) -> None:
-        """Notice changed rights and schemas, and end what is no longer allowed: at times, and
-        at once when a token was made or revoked.
+        """Look for changed rights and schemas, and end the subscriptions and connections that are
+        no longer allowed. The hub looks every ``rights_s``, and at once when a token was made or
+        revoked.
         """
         while True:
             with contextlib.suppress(TimeoutError):

@@ -18,8 +18,11 @@ from trunkline.bus.connect import connect, open_local
 from trunkline.folder import Folder, upkeep
 from trunkline.folder.in_hand import GroupMarks, HandFile
 from trunkline.folder.in_hand import read as read_marks
+from trunkline.group import Group, Lease
 from trunkline.names import GroupKey
-from trunkline.options import BrokerOptions
+from trunkline.options import BrokerOptions, GroupOptions
+from trunkline.store import AWAY
+from trunkline.store.file import FileStore
 
 from .poisoned import GROUP, POLICY, TOPIC
 
@@ -96,6 +99,51 @@ async def test_prefetched_records_of_a_killed_process_count_no_try(tmp_path: Pat
     found = folder.look(KEY, lambda group: (dict(group.attempts), set(group.ledger.suspects)))
     assert found == ({BAD: 1}, {BAD})
     folder.close()
+
+
+@pytest.mark.parametrize(("away", "attempts"), [(False, [2, 1, 1]), (True, [2, 2, 2])])
+async def test_prefetched_records_of_a_stopped_process_count_no_try(
+    tmp_path: Path, away: bool, attempts: list[int]
+) -> None:
+    """The marks of a broker say that its clients have records: nobody knows which of them."""
+    url, policy = f"file:{tmp_path}", GroupOptions(ack_timeout_s=0.05, backoff_base_s=0.0)
+    async with connect(url) as bus:
+        for n in (1, 2, 3):
+            await bus.publish(TOPIC, n)
+    stopped = FileStore(str(tmp_path))
+    marks = stopped.in_hand(KEY)
+    assert marks is not None
+
+    def take(group: Group) -> list[Lease]:
+        now = stopped.clock.monotonic()
+        group.define(policy, 0)
+        for offset in (1, 2, 3):
+            group.offer(offset)
+        return group.take(stopped.member, now=now, wall=0.0, limit=3).leases
+
+    for lease in await stopped.change(KEY, take):
+        if lease.offset == 1:
+            marks.begin(lease.offset)
+    if away:
+        marks.begin(AWAY)
+    async with connect(url) as bus, bus.subscribe(TOPIC, group=GROUP) as stream:
+        found = [await anext(stream) for _ in range(3)]
+        assert [one.attempt for one in sorted(found, key=lambda one: one.offset)] == attempts
+        for one in found:
+            await one.ack()
+    await stopped.close()
+
+
+async def test_a_broker_marks_that_its_clients_have_records(tmp_path: Path) -> None:
+    options = BrokerOptions(url=f"file:{tmp_path}", port=0, metrics_s=0)
+    async with Broker(options) as broker, connect(broker.url) as bus:
+        await bus.publish(TOPIC, 1)
+        async with bus.subscribe(TOPIC, group=GROUP) as stream:
+            await anext(stream)
+            (path,) = (tmp_path / "members").glob("*.hand")
+            is_in_hand = read_marks(str(path), KEY)
+            assert is_in_hand is not None
+            assert (is_in_hand(AWAY), is_in_hand(1)) == (True, False)
 
 
 async def test_the_marks_of_a_killed_process_go_when_no_group_needs_them(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 
 from trunkline.group import Group, Lease, backoff_s
@@ -54,8 +54,10 @@ class Outcomes:
     def __bool__(self) -> bool:
         return bool(self.acks) or self._has_rest()
 
-    def report(self, group: Group, now: float, unread: Callable[[], Collection[Lease]]) -> Reported:
-        """Tell the group. ``unread`` gives leases of this process that no handler has."""
+    def report(
+        self, group: Group, now: float, unread: Callable[[Group, list[Lease]], list[Lease]]
+    ) -> Reported:
+        """Tell the group. ``unread`` gives those of some leases that no handler has."""
         acks, rest = self.acks, self._has_rest()
         settled = group.ack(acks) if acks else []
         given_up: list[GivenUp] = []
@@ -85,9 +87,7 @@ class Outcomes:
             len(self.lost),
         )
         if timed_out := group.expired(now):
-            mine = {lease.offset: lease for lease in unread()}
-            back = [x for x in timed_out if x.offset in mine and group.holds(mine[x.offset])]
-            group.give_back(back)  # no handler had them: that was no try
+            group.give_back(unread(group, timed_out))  # no handler had them: that was no try
             why = "not settled within the ack timeout"
             late = [x for x in timed_out if self._fail(group, x, now, None)]
             given_up += [GivenUp(lease, "retries", why) for lease in late]

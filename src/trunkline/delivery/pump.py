@@ -32,7 +32,7 @@ from trunkline.filters.named import filter_named
 from trunkline.group import RUN, Group, Lease, Taken
 from trunkline.names import GroupKey
 from trunkline.options import TtlPolicy
-from trunkline.store import InHand, Store
+from trunkline.store import AWAY, InHand, Store
 
 logger = logging.getLogger(__name__)
 
@@ -431,6 +431,8 @@ class Pump:
             await prefetch.fetch(lease.offset for lease in taken.leases)
             records, suspects = prefetch.records, self._group.ledger.suspects
             now = monotonic()  # real time, whatever the bus's clock
+            if not inbox.marks and self.in_hand is not None:
+                self.in_hand.begin(AWAY)
             for lease in taken.leases:
                 put = self._put(inbox, lease, records.pop(lease.offset, None), ordering, now)
                 handed += 1
@@ -465,14 +467,27 @@ class Pump:
         inbox.put(self, delivery, now)
         return delivery
 
-    def _unread(self) -> list[Lease]:
-        """Leases of this process that no reader has."""
-        return [
-            delivery.lease
+    def _unread(self, group: Group, leases: list[Lease]) -> list[Lease]:
+        """Those of some leases that no handler has, here or in the process that holds them."""
+        mine = {
+            delivery.offset: delivery.lease
             for inbox in self._inboxes
             for delivery in inbox.unread()
             if inbox.open.get(delivery) is self
-        ]
+        }
+        others = {lease.by for lease in leases} - {self._by}
+        marked = {by: self._store.marked_by(self.key, by) for by in others}
+        found: list[Lease] = []
+        for lease in leases:
+            offset = lease.offset
+            if lease.by == self._by:
+                is_unread = offset in mine and group.holds(mine[offset])
+            else:
+                is_in_hand = marked[lease.by]
+                is_unread = is_in_hand is not None and not (is_in_hand(offset) or is_in_hand(AWAY))
+            if is_unread:
+                found.append(lease)
+        return found
 
     def _keep(self, inbox: DeliveryInbox, group: Group) -> float:
         """Take deliveries from an inbox that are leased no longer; when to look again."""

@@ -288,6 +288,12 @@ class Folder:
         """
         return self._members.marks(key)
 
+    def marked_by(self, key: GroupKey, member: str) -> Callable[[int], bool] | None:
+        """Whether a member, living or not, has a record of a group in hand; None if that is not
+        known.
+        """
+        return self._members.marked_by(member, key)
+
     def is_alive(self, member: str) -> bool:
         return self._members.is_alive(member)
 

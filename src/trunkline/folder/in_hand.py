@@ -3,7 +3,8 @@
 The file ``members/<id>.hand`` is a mapped table of 8-byte slots. A mark is one store into memory:
 no system call and no sync. The kernel keeps the page when the process is killed. The members that
 are left read it then: a record that a handler had in hand counts as a try, a record that was only
-prefetched does not. A power cut takes the table; then every lease of the member counts.
+prefetched does not. They read it also when a lease runs out of a process that is stopped or busy.
+A power cut takes the table; then every lease of the member counts.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def _tag(key: GroupKey) -> int:
 
 
 def read(path: str, key: GroupKey) -> Callable[[int], bool] | None:
-    """Whether a member that is gone had an offset of this group in hand; None if its file is not
-    there or cannot be read.
+    """Whether a member has an offset of this group in hand; None if its file is not there or cannot
+    be read.
     """
     try:
         data = atomic.read_file(path)

@@ -102,7 +102,7 @@ class FolderMembers:
         return GroupMarks(self._hand_file, key)
 
     def marked_by(self, member: str, key: GroupKey) -> Callable[[int], bool] | None:
-        """Whether a member that is gone had a record of a group in hand; None if that is not
+        """Whether a member, living or not, has a record of a group in hand; None if that is not
         known.
         """
         return in_hand.read(os.path.join(self._place, member + in_hand.SUFFIX), key)

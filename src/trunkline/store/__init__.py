@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -53,6 +53,12 @@ __all__ = [
 ]
 
 
+AWAY: Final = 0
+"""An offset that no record has. Its mark says that clients of the process have records in hand,
+too, and that nobody marks those.
+"""
+
+
 class InHand(Protocol):
     """Marks of the records of one group that handlers of this process have in hand. They outlive
     the process: when it is killed, the marked records count as a try, the others do not.
@@ -60,7 +66,11 @@ class InHand(Protocol):
 
     def begin(self, offset: int) -> None: ...
 
+    def begin_all(self, offsets: list[int]) -> None: ...
+
     def end(self, offset: int) -> None: ...
+
+    def end_all(self, offsets: list[int]) -> None: ...
 
 
 class Room(NamedTuple):
@@ -139,6 +149,12 @@ class Store(Protocol):
     def in_hand(self, key: GroupKey) -> InHand | None:  # noqa: ARG002 -- of the protocol
         """Where handlers of this process mark the records of a group that they have. ``None``: the
         store keeps no marks, and every lease of a member that is gone counts as a try.
+        """
+        return None
+
+    def marked_by(self, key: GroupKey, member: str) -> Callable[[int], bool] | None:  # noqa: ARG002
+        """Whether handlers of a member, living or not, have an offset of a group in hand. ``None``:
+        that is not known, and every lease of the member that runs out counts as a try.
         """
         return None
 

@@ -127,6 +127,9 @@ class FileStore(Store):
     def in_hand(self, key: GroupKey) -> InHand | None:
         return self._ask(self.folder.in_hand, key)
 
+    def marked_by(self, key: GroupKey, member: str) -> Callable[[int], bool] | None:
+        return self._ask(self.folder.marked_by, key, member)
+
     def announce(self, told: Sequence[MemberInfo]) -> None:
         self._ask(self.folder.announce, told)
 

@@ -148,7 +148,7 @@ def test_any_steps_of_readers_keep_the_order_of_each_lane(steps: list[object]) -
             id="the gate opens too early",
         ),
         pytest.param(
-            Mutant(DeliveryInbox, "finish", "outcome is not Outcome.ACK and run.behind", "False"),
+            Mutant(DeliveryInbox, "_finish_in_lane", "outcome is not ACK and run.behind", "False"),
             id="the rest of a run stays",
         ),
         pytest.param(

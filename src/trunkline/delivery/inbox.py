@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
+from itertools import count, groupby, islice
 from time import monotonic
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from trunkline.delivery.suspects import SuspectSlot
 from trunkline.store import InHand
 
 _SOON_S = 0.05
-_numbers = itertools.count(1)
+_numbers = count(1)
 
 
 class Life(Enum):
@@ -269,24 +269,24 @@ class DeliveryInbox:
 
     def _pop_runs(self, found: list[Delivery], size: int) -> None:
         """Read until there are ``size``: single deliveries, and of a lane all that are here."""
-        queue, opened, marks = self._queue, self.open, self.marks
+        queue, before = self._queue, len(found)
         self.read_at = monotonic()
         while queue and len(found) < size:
             delivery, _ = queue.popleft()
             found.append(delivery)
-            source = opened.get(delivery) if marks else None
-            hands = None if source is None else source.in_hand
-            if hands is not None:
-                hands.begin(delivery.lease.offset)
             lane = delivery.lane
             if lane is not None and not self.in_runs:
                 run = self._runs[lane]
                 while run.behind and len(found) < size:
-                    found.append(later := run.behind.popleft())
-                    if hands is not None:
-                        hands.begin(later.lease.offset)
+                    found.append(run.behind.popleft())
                     run.handed += 1
                     self._behind -= 1
+        if self.marks:
+            opened = self.open
+            by_source = groupby(islice(found, before, None), opened.get)
+            for source, mine in by_source:
+                if source is not None and (hands := source.in_hand) is not None:
+                    hands.begin_all([delivery.lease.offset for delivery in mine])
         if not queue:
             self.ahead = self.limit  # a reader of batches is quick
             self._ask()
@@ -368,30 +368,33 @@ class DeliveryInbox:
             return None
         if outcome is ACK and self.marks and (hands := source.in_hand) is not None:
             hands.end(delivery.lease.offset)  # a failure counts once it is committed
-        lane = delivery.lane
-        if lane is not None:
-            if self.in_runs and outcome is not Outcome.ACK:
-                self._return_lane(lane)
-            run = self._runs.get(lane)
-            if run is not None:
-                run.handed -= 1
-                if outcome is not Outcome.ACK and run.behind:
-                    self._behind -= len(run.behind)
-                    for later in run.behind:
-                        self._give_back(later)
-                    run.behind.clear()
-                self._go_on(lane, run)
+        if delivery.lane is not None:
+            self._finish_in_lane(delivery.lane, outcome)
         return source
+
+    def _finish_in_lane(self, lane: tuple[object, str], outcome: Outcome) -> None:
+        if self.in_runs and outcome is not ACK:
+            self._return_lane(lane)
+        run = self._runs.get(lane)
+        if run is not None:
+            run.handed -= 1
+            if outcome is not ACK and run.behind:
+                self._behind -= len(run.behind)
+                for later in run.behind:
+                    self._give_back(later)
+                run.behind.clear()
+            self._go_on(lane, run)
 
     def ack_all(self, deliveries: Iterable[Delivery]) -> int:
         """Ack many deliveries; how many of them were not finished before."""
+        opened = self.open
         found: dict[DeliverySource, list[Delivery]] = {}
         count = 0
         for delivery in deliveries:
             if delivery.outcome is None:
                 delivery.outcome = ACK
                 count += 1
-                source = self.finish(delivery, ACK)
+                source = opened.pop(delivery, None)
                 if source is None:
                     self.late(delivery, ACK, None, "")
                     continue
@@ -399,7 +402,11 @@ class DeliveryInbox:
                 if mine is None:
                     mine = found[source] = []
                 mine.append(delivery)
+                if delivery.lane is not None:
+                    self._finish_in_lane(delivery.lane, ACK)
         for source, mine in found.items():
+            if self.marks and (hands := source.in_hand) is not None:
+                hands.end_all([delivery.lease.offset for delivery in mine])
             source.settle_all(mine)
         self._ask()
         return count

@@ -26,7 +26,6 @@ from trunkline.delivery.prefetch import Prefetch
 from trunkline.delivery.suspects import SuspectSlot
 from trunkline.delivery.wakes import GROUP, OUTCOMES, RECORDS, ROOM, TOLD, Turns, Wakes
 from trunkline.errors import ConnectionLost, LockTimeout, Raced, StorageFull
-from trunkline.event import Record
 from trunkline.filters import Filter
 from trunkline.filters.named import filter_named
 from trunkline.group import RUN, Group, Lease, Taken
@@ -426,46 +425,40 @@ class Pump:
         dead = [GivenUp(lease, "retries", _no_try_left(self._group, lease)) for lease in taken.dead]
         late = "its time to live ran out"
         self._letters.add(dead + [GivenUp(lease, "expired", late) for lease in taken.expired])
-        ordering, prefetch, handed = self._group.options.ordering, self._prefetch, 0
         try:
-            await prefetch.fetch(lease.offset for lease in taken.leases)
-            records, suspects = prefetch.records, self._group.ledger.suspects
-            now = monotonic()  # real time, whatever the bus's clock
-            if not inbox.marks and self.in_hand is not None:
-                self.in_hand.begin(AWAY)
-            for lease in taken.leases:
-                put = self._put(inbox, lease, records.pop(lease.offset, None), ordering, now)
-                handed += 1
-                if suspects and put is not None and lease.offset in suspects:
-                    inbox.slot.hold(put, inbox)
+            await self._prefetch.fetch(lease.offset for lease in taken.leases)
         except BaseException:
-            self._outcomes.back += taken.leases[handed:]
+            self._outcomes.back += taken.leases
             raise
-
-    def _put(
-        self, inbox: DeliveryInbox, lease: Lease, record: Record | None, ordering: str, now: float
-    ) -> Delivery | None:
-        if record is None:  # compacted away or trimmed since it was read ahead
-            self._outcomes.acks.append(lease)
-            self._wakes.add(OUTCOMES)
-            return None
         if inbox.life is not OPEN:
-            self._outcomes.back.append(lease)
+            self._outcomes.back += taken.leases
             self._wakes.add(OUTCOMES)
-            return None
-        if lease.until < self._until:
-            self._until = lease.until
-        lane: tuple[object, str] | None = None
-        if inbox.in_order:
-            pass  # its reader works in the order of the deliveries
-        elif ordering == "partition":
-            lane = (self, "")
-        elif ordering == "key" and record.event.key is not None:
-            lane = (self, record.event.key)
-        group = self.key.group
-        delivery = Delivery(record, lease, group, inbox.settle, self.extend, lane)
-        inbox.put(self, delivery, now)
-        return delivery
+            return
+        if not inbox.marks and self.in_hand is not None:
+            self.in_hand.begin(AWAY)
+        self._put(inbox, taken.leases, self._group)
+
+    def _put(self, inbox: DeliveryInbox, leases: list[Lease], group: Group) -> None:
+        records, suspects = self._prefetch.records, group.ledger.suspects
+        ordering = "none" if inbox.in_order else group.options.ordering
+        name, settle, extend = self.key.group, inbox.settle, self.extend
+        now = monotonic()  # real time, whatever the bus's clock
+        lane: tuple[object, str] | None = (self, "") if ordering == "partition" else None
+        for lease in leases:
+            record = records.pop(lease.offset, None)
+            if record is None:  # compacted away or trimmed since it was read ahead
+                self._outcomes.acks.append(lease)
+                self._wakes.add(OUTCOMES)
+                continue
+            if lease.until < self._until:
+                self._until = lease.until
+            if ordering == "key":
+                key = record.event.key
+                lane = None if key is None else (self, key)
+            delivery = Delivery(record, lease, name, settle, extend, lane)
+            inbox.put(self, delivery, now)
+            if suspects and lease.offset in suspects:
+                inbox.slot.hold(delivery, inbox)
 
     def _unread(self, group: Group, leases: list[Lease]) -> list[Lease]:
         """Those of some leases that no handler has, here or in the process that holds them."""

@@ -95,20 +95,35 @@ class GroupMarks:
 
     def begin(self, offset: int) -> None:
         """A handler has the record now."""
-        file, place = self._file, (offset + self._shift) & _MASK
-        if file.slots[place]:
-            file.displace(self._tag | offset & _OFFSET, place)
-        else:
-            file.slots[place] = self._tag | offset & _OFFSET
+        self.begin_all([offset])
+
+    def begin_all(self, offsets: list[int]) -> None:
+        """A handler has these records now."""
+        file, shift, tag = self._file, self._shift, self._tag
+        slots = file.slots
+        for offset in offsets:
+            place = (offset + shift) & _MASK
+            if slots[place]:
+                file.displace(tag | offset & _OFFSET, place)
+                slots = file.slots  # it may be larger now
+            else:
+                slots[place] = tag | offset & _OFFSET
 
     def end(self, offset: int) -> None:
         """No handler has the record any more. It may never have been marked."""
-        file, place = self._file, (offset + self._shift) & _MASK
-        mark = self._tag | offset & _OFFSET
-        if file.slots[place] == mark:
-            file.slots[place] = 0
-        else:
-            file.remove(mark)
+        self.end_all([offset])
+
+    def end_all(self, offsets: list[int]) -> None:
+        """No handler has these records any more. They may never have been marked."""
+        file, shift, tag = self._file, self._shift, self._tag
+        slots = file.slots
+        for offset in offsets:
+            place = (offset + shift) & _MASK
+            mark = tag | offset & _OFFSET
+            if slots[place] == mark:
+                slots[place] = 0
+            else:
+                file.remove(mark)
 
 
 def _tag(key: GroupKey) -> int:

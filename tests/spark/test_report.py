@@ -24,6 +24,7 @@ from trunkline.spark.lake import Lake
 from trunkline.spark.pipelines import Pipeline, all_pipelines, find
 from trunkline.spark.pipelines.run import Runner, RunResult
 from trunkline.spark.report import Chart, Report, State, read_report, write_page
+from trunkline.spark.report.charts import bars, calibration, heat
 from trunkline.spark.report.drawings import interval
 from trunkline.spark.report.page import script_json
 from trunkline.spark.report.tables import time_step
@@ -473,3 +474,34 @@ def test_a_drawing_over_time_has_at_most_a_hundred_bars() -> None:
         step = time_step(0, days * 86_400_000)
         assert days * 86_400_000 / step <= 100
     assert time_step(0, 3_600_000, 3600) == 3_600_000
+
+
+def test_labels_of_points_that_lie_close_are_told_apart() -> None:
+    rows = [
+        {"label": name, "expected": sure, "rate": 0.47, "low": 0.2, "high": 0.7, "n": 20}
+        for name, sure in (("discount, day", 0.82), ("discount, night", 0.83), ("far", 0.1))
+    ]
+
+    chart = calibration("sure", rows)
+
+    drawn = {row["label"]: row["at"] for rows in chart.spec["datasets"].values()
+             for row in rows if "at" in row}  # fmt: skip
+    assert abs(drawn["discount, day"] - drawn["discount, night"]) > 0.04
+    assert all(abs(at - 0.47) < 0.1 for at in drawn.values())
+
+
+def test_a_share_that_is_not_nothing_does_not_read_as_nothing() -> None:
+    cells = [{"x": "b", "y": "a", "n": 0.004}, {"x": "a", "y": "a", "n": 0.996}]
+
+    chart = heat("steps", cells, "share", ["a", "b"], ["a"], text=True, share=True)
+
+    (rows,) = chart.spec["datasets"].values()
+    assert [row["word"] for row in rows] == ["<1%", "100%"]
+
+
+def test_a_few_counts_have_whole_ticks() -> None:
+    rows = [{"label": "a", "series": "x", "n": 1}, {"label": "a", "series": "y", "n": 1}]
+
+    chart = bars("counts", rows, "claims")
+
+    assert chart.spec["encoding"]["x"]["axis"]["values"] == [0, 1, 2]

@@ -6,6 +6,7 @@ a name, an expression or a format.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -67,7 +68,12 @@ def lines(title: str, rows: Sequence[Row], unit: str, *, log: bool = False) -> C
         .mark_line(point=alt.OverlayMarkDef(size=18), interpolate="monotone", strokeWidth=1.6)
         .encode(
             x=_time(found),
-            y=alt.Y("n:Q", title=unit, scale=scale, axis=_amounts(found)),
+            y=alt.Y(
+                "n:Q",
+                title=None if unit == "ms" else unit,
+                scale=scale,
+                axis=_amounts(found, log=log, unit=unit),
+            ),
             color=_colour(_order(found)),
             tooltip=[_tip("when", "when"), _tip("series", "what"), _number("n", unit)],
         )
@@ -83,8 +89,8 @@ def bars(title: str, rows: Sequence[Row], unit: str, *, colours: dict[str, str] 
     scale = alt.Scale(type="symlog", constant=1) if log else alt.Scale()
     tips = [_tip("label", "what"), _number("n", unit)]
     encoding: dict[str, Any] = {
-        "y": alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(labelLimit=210)),
-        "x": alt.X("n:Q", title=unit, scale=scale, axis=_amounts(found, ticks=5)),
+        "y": alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(labelLimit=250)),
+        "x": alt.X("n:Q", title=unit, scale=scale, axis=_amounts(found, ticks=5, log=log)),
     }
     if any("series" in row for row in found):
         order = _order(found)
@@ -118,13 +124,19 @@ def heat(title: str, rows: Sequence[Row], unit: str, x: Sequence[str], y: Sequen
         high = max((row["n"] for row in found), default=0) or 1
         for row in found:
             row["dark"] = row["n"] > high * 0.55
+            row["word"] = _share_word(row["n"]) if share else f"{row['n']:,.4g}"
         words = base.mark_text(fontSize=10).encode(
-            text=alt.Text("n:Q", format=form),
+            text="word:N",
             color=alt.Color("dark:N", legend=None,
                             scale=alt.Scale(domain=[True, False], range=["#fff", "#1c2733"])),
         )  # fmt: skip
         chart = alt.layer(chart, words).resolve_scale(color="independent")
     return Chart(title, _spec(chart, (70 if text else 40) + 21 * len(y)))
+
+
+def _share_word(share: float) -> str:
+    """A share in percent; one that is not nothing does not read as nothing."""
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
 def timeline(title: str, rows: Sequence[Row], unit: str) -> Chart:
@@ -155,7 +167,9 @@ def ranges(title: str, rows: Sequence[Row], unit: str) -> Chart:
             _number("high", "p99")]  # fmt: skip
     y = alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(labelLimit=220))
     base = _chart(found).encode(y=y, tooltip=tips)
-    x = alt.X("low:Q", title=unit, scale=scale, axis=_amounts(found, "high", 5))
+    edges = [{"n": row[name]} for row in found for name in ("low", "high")]
+    axis = _amounts(edges, ticks=5, log=True, unit=unit)
+    x = alt.X("low:Q", title=None if unit == "ms" else unit, scale=scale, axis=axis)
     parts = alt.layer(
         base.mark_rule(strokeWidth=4, color=BLUE, opacity=0.45).encode(x=x, x2="high:Q"),
         base.mark_point(filled=True, size=70, color=BLUE, opacity=1).encode(x=x),
@@ -191,14 +205,32 @@ def calibration(title: str, rows: Sequence[Row]) -> Chart:
         y=alt.Y("rate:Q", scale=unit),
         size=alt.Size("n:Q", legend=None, scale=alt.Scale(range=[30, 220], zero=True)),
     )
+    _spread_labels(found)
     sides: tuple[tuple[bool, Any, int], ...] = ((False, "left", 8), (True, "right", -8))
     words = [
         _chart([row for row in found if (row["expected"] > 0.75) == on_right])
-        .mark_text(align=side, dx=shift, dy=-7, fontSize=10, limit=140)
-        .encode(x=x, y=alt.Y("rate:Q", scale=unit), text="label:N")
+        .mark_text(align=side, dx=shift, fontSize=10, limit=140)
+        .encode(x=x, y=alt.Y("at:Q", scale=unit), text="label:N")
         for on_right, side, shift in sides
     ]
     return Chart(title, _spec(alt.layer(ideal, spread, points, *words), 260))
+
+
+def _spread_labels(rows: list[Row]) -> None:
+    """Give each point the height ``at`` of its label: near it, and over no other label."""
+    line, word = 0.055, 0.3  # of the drawing: what a label is high, and mostly wide
+    taken: list[tuple[float, float]] = []
+    for row in sorted(rows, key=lambda one: -one["n"]):
+        x, tries = row["expected"], range(1, 2 * len(rows) + 2)
+        heights = [row["rate"] + line * (step // 2) * (1 if step % 2 else -1) for step in tries]
+        heights = [min(0.98, max(0.02, one + line / 2)) for one in heights]
+        free = (
+            one
+            for one in heights
+            if all(abs(one - y) >= line * 0.9 or abs(x - other) >= word for other, y in taken)
+        )
+        row["at"] = next(free, heights[0])
+        taken.append((x, row["at"]))
 
 
 def rates(title: str, rows: Sequence[Row]) -> Chart:
@@ -251,10 +283,34 @@ def _time(rows: Sequence[Row]) -> alt.X:
                  axis=alt.Axis(tickCount=6, labelOverlap=True, format=form))  # fmt: skip
 
 
-def _amounts(rows: Sequence[Row], field: str = "n", ticks: int = 4) -> alt.Axis:
-    """The axis of an amount: whole words below a million, short above."""
-    large = any(abs(row[field] or 0) >= 1e6 for row in rows)
-    return alt.Axis(format="~s" if large else ",~f", tickCount=ticks, labelOverlap=True)
+def _amounts(
+    rows: Sequence[Row], field: str = "n", ticks: int = 4, *, log: bool = False, unit: str = ""
+) -> alt.Axis:
+    """The axis of an amount: whole words below a million, short above. Counts have no ticks between
+    whole numbers, a logarithmic axis has those of powers of ten.
+    """
+    amounts = [abs(row[field] or 0) for row in rows]
+    large = any(one >= 1e6 for one in amounts)
+    more: dict[str, Any] = {}
+    if log:
+        low, high = (math.log10(one) for one in (_least(amounts), max(amounts, default=1) or 1))
+        steps = range(math.floor(low), math.ceil(high) + 1)
+        more["values"] = [10.0**step for step in steps][:: max(1, len(steps) // (ticks + 1))]
+    elif all(one == int(one) for one in amounts):
+        sums: dict[Any, float] = {}
+        for row in rows:
+            place = row.get("label", row.get("t"))
+            sums[place] = sums.get(place, 0) + (row[field] or 0)
+        if 0 < max(sums.values(), default=0) <= ticks:
+            more["values"] = list(range(int(max(sums.values())) + 1))
+    if unit == "ms":
+        more["labelExpr"] = "datum.value < 1000 ? datum.value + ' ms' : datum.value / 1000 + ' s'"
+    form = "~s" if large else ",~f"
+    return alt.Axis(format=form, tickCount=ticks, labelOverlap=True, **more)
+
+
+def _least(amounts: Sequence[float]) -> float:
+    return min((one for one in amounts if one > 0), default=1)
 
 
 def _colour(order: Sequence[str], colours: dict[str, str] | None = None) -> alt.Color:

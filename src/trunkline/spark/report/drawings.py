@@ -497,6 +497,28 @@ def learning(tables: Tables, table: str, now_ms: float) -> TableSummary:  # noqa
     return TableSummary(line, charts=charts, top=top)
 
 
+def decisions(tables: Tables, table: str, now_ms: float) -> TableSummary:  # noqa: ARG001
+    """Each decision by what came of it."""
+    found = tables.ask(
+        table,
+        "SELECT action AS label, CASE WHEN too_late THEN 'too late' WHEN NOT has_outcome THEN"
+        " 'no outcome' WHEN ok THEN 'went well' WHEN NOT ok THEN 'went badly' ELSE 'not judged' END"
+        " AS series, count(*) AS n FROM rows WHERE decided IS NOT NULL GROUP BY ALL ORDER BY ALL",
+    )
+    shades = {"went well": GREEN, "went badly": RED, "too late": AMBER, "no outcome": GREY}
+    late = sum(row["n"] for row in found if row["series"] == "too late")
+    waiting = sum(row["n"] for row in found if row["series"] == "no outcome")
+    line = f"{sum(row['n'] for row in found):,} decisions, {waiting:,} without an outcome"
+    line += f", {late:,} whose outcome came too late" if late else ""
+    sums: dict[str, int] = {}
+    for row in found:
+        sums[row["label"]] = sums.get(row["label"], 0) + row["n"]
+    order = sorted(sums, key=lambda name: -sums[name])[:TOP]
+    drawn = [row for name in order for row in found if row["label"] == name]
+    chart = bars("What came of the decisions, by action", drawn, "decisions", colours=shades)
+    return TableSummary(line, charts=[chart] if drawn else [])
+
+
 def sequences(tables: Tables, table: str, now_ms: float) -> TableSummary:  # noqa: ARG001
     found = tables.ask(
         table,
@@ -544,7 +566,7 @@ def temporal(tables: Tables, table: str, now_ms: float) -> TableSummary:  # noqa
             " (SELECT *, max(last_seen) OVER (PARTITION BY topic) AS clock FROM rows)"
             " WHERE next_expected <= clock AND events >= 4 AND usual_gap_s > 0"
             " AND spread_s <= 0.5 * usual_gap_s"
-            " ORDER BY recency_s / greatest(usual_gap_s, 0.001) DESC, topic, key LIMIT 200",
+            " ORDER BY events DESC, topic, key LIMIT 200",  # the surest rhythm first
         )
     line = f"{keys:,} keys have a profile"
     line += f"; {len(overdue)} regular keys are overdue" if overdue else "; no key is overdue"
@@ -556,7 +578,7 @@ def temporal(tables: Tables, table: str, now_ms: float) -> TableSummary:  # noqa
         charts.append(heat(title, cells, "events", hours, days))
     if overdue:
         late = [
-            {"label": f"{row['key']} of {row['topic']}",
+            {"label": f"{row['key']} of {row['topic']} ({ago(row['usual_gap_s'] * 1000)})",
              "n": (row["recency_s"] or 0) / max(0.001, row["usual_gap_s"])}
             for row in overdue[:TOP]
         ]  # fmt: skip
@@ -740,6 +762,7 @@ KNOWN: Final[dict[str, tuple[Drawing, frozenset[str]]]] = {
         frozenset({"action", "context", "decisions", "judged", "good", "confidence",
                    "success_rate", "expected"}),
     ),
+    "decisions": (decisions, frozenset({"action", "decided", "too_late", "has_outcome", "ok"})),
     "sequences": (sequences, frozenset({"before", "after", "times", "surprise", "actor"})),
     "temporal": (
         temporal, frozenset({"topic", "key", "usual_gap_s", "last_seen", "next_expected"})

@@ -55,6 +55,7 @@ section>p{margin:.1rem 0 0}.brief{list-style:none;margin:1rem 0 0;padding:0;colo
 .wide{overflow-x:auto;max-width:100%}table{border-collapse:collapse;font-size:12px}
 th,td{padding:.2rem .6rem .2rem 0;text-align:left;border-bottom:1px solid var(--line);
 max-width:14rem;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;vertical-align:top}
+.top td{max-width:none}.top td[title]{white-space:normal;overflow-wrap:anywhere}
 th{color:var(--dim);font-weight:600}td.n{text-align:right;font-variant-numeric:tabular-nums}
 details{margin-top:.6rem}summary{cursor:pointer;color:var(--dim);font-size:12px}
 footer{margin-top:1.6rem}@media print{section{break-inside:avoid}details{display:none}}
@@ -169,7 +170,7 @@ def _section(card: Card, specs: list[dict[str, Any]]) -> str:
     if card.heading and card.top:
         names = list(card.top[0])
         rows = [[row[name] for name in names] for row in card.top[:EXAMPLES]]
-        top = f"<h3>{escape(card.heading)}</h3>{_table(names, rows)}"
+        top = f"<h3>{escape(card.heading)}</h3>{_table(names, rows, 'wide top')}"
     rows_shown = f"{len(card.rows)} of {card.total:,} rows, the newest"
     return (
         f'<section id="{escape(card.name)}"><h2><span class="dot {card.state.value}"></span>'
@@ -192,9 +193,10 @@ def _runs(report: Report) -> str:
         return ""
     names = ["pipeline", "rows", "set aside", "published", "seconds", "at", "state"]
     rows = [
-        [one.name, one.rows, one.set_aside, one.published, one.seconds, one.at, one.error or "ok"]
+        [one.name, one.rows, one.set_aside, one.published, one.seconds,
+         one.at[:16].replace("T", " "), one.error or "ok"]
         for one in report.outcomes
-    ]
+    ]  # fmt: skip
     return f"<h3>The last run of each pipeline</h3>{_table(names, rows)}"
 
 
@@ -204,10 +206,10 @@ def _others(report: Report) -> str:
     return f"<h3>Other tables of the lake</h3>{_table(['table', 'rows'], report.others)}"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], kind: str = "wide") -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+    return f'<div class="{kind}"><table><tr>{head}</tr>{body}</table></div>'
 
 
 def _cell(value: Any) -> str:

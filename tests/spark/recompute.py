@@ -31,6 +31,7 @@ class Recomputed:
             topic, _, part = name.partition("~")
             if not topic.startswith("system."):
                 self._load(path, topic, int(part or 0))
+        self._keep_passed()
 
     def _load(self, path: Path, topic: str, part: int) -> None:
         rows = []
@@ -93,6 +94,16 @@ class Recomputed:
             passed.add((topic, part, off))
         return passed
 
+    def _keep_passed(self) -> None:
+        """The table ``p``: the records that ``clean`` passes."""
+        import pyarrow as pa
+
+        topics, parts, offsets = zip(*sorted(self.clean()), strict=True)
+        batch = pa.table(  # noqa: F841 -- DuckDB finds it by its name
+            {"topic": topics, "part": parts, "off": offsets}
+        )
+        self.db.execute("CREATE TABLE p AS SELECT r.* FROM r JOIN batch USING (topic, part, off)")
+
     def traffic(self) -> Rows:
         return self.rows(
             "SELECT epoch_us(date_trunc('hour', ts)), topic, type, count(*), "
@@ -110,7 +121,7 @@ class Recomputed:
 
     def consolidation(self, pause_s: float = 900.0) -> Rows:
         return self.rows(
-            "WITH o AS (SELECT *, coalesce(space, '') sp, lag(ts) OVER w prev FROM r "
+            "WITH o AS (SELECT *, coalesce(space, '') sp, lag(ts) OVER w prev FROM p "
             f"WHERE actor IS NOT NULL WINDOW w AS (PARTITION BY coalesce(space, ''), actor ORDER "
             f"BY {ORDER})), n AS (SELECT *, sum(CASE WHEN epoch(ts) - epoch(prev) > {pause_s} THEN "
             f"1 ELSE 0 END) OVER (PARTITION BY sp, actor ORDER BY {ORDER}) num FROM o) "
@@ -122,7 +133,7 @@ class Recomputed:
     def sequences(self) -> Rows:
         return self.rows(
             f"WITH o AS (SELECT actor, type, coalesce(lag(type) OVER (PARTITION BY actor ORDER BY "
-            f"{ORDER}), '(start)') before FROM r WHERE actor IS NOT NULL AND type IS NOT NULL) "
+            f"{ORDER}), '(start)') before FROM p WHERE actor IS NOT NULL AND type IS NOT NULL) "
             "SELECT actor, before, type, count(*) FROM o GROUP BY ALL"
         )
 
@@ -130,7 +141,7 @@ class Recomputed:
         return self.rows(
             "WITH o AS (SELECT topic, key, ts, row_number() OVER (PARTITION BY topic, key ORDER BY "
             "ts DESC) n, epoch_us(ts) - epoch_us(lag(ts) OVER (PARTITION BY topic, key ORDER BY "
-            "ts)) gap FROM r WHERE key IS NOT NULL), s AS (SELECT topic, key, "
+            "ts)) gap FROM p WHERE key IS NOT NULL), s AS (SELECT topic, key, "
             "list_sort(list(gap) FILTER (n < 1000 AND gap IS NOT NULL)) gaps, count(*) c, "
             "epoch_us(min(ts)) a, epoch_us(max(ts)) b FROM o GROUP BY ALL) "
             "SELECT topic, key, c, a, b, gaps[ceil(len(gaps) * 0.5)::INT] FROM s"
@@ -140,9 +151,9 @@ class Recomputed:
         """Each decision once; its first outcome that is not older than it."""
         return self.rows(
             "WITH d AS (SELECT id AS ref, min((ts, topic, part, off)) p, "
-            "arg_min(value, (ts, topic, part, off)) v, min(ts) ts FROM r "
+            "arg_min(value, (ts, topic, part, off)) v, min(ts) ts FROM p "
             "WHERE type = 'ACTION_DECISION' GROUP BY id), "
-            "o AS (SELECT value->>'$.decision' AS ref, ts, topic, part, off, value FROM r "
+            "o AS (SELECT value->>'$.decision' AS ref, ts, topic, part, off, value FROM p "
             "WHERE type = 'ACTION_EXECUTED'), "
             "f AS (SELECT d.ref, min(o.ts) ots, "
             "arg_min(o.value, (o.ts, o.topic, o.part, o.off)) ov "

@@ -218,6 +218,44 @@ def test_nothing_in_a_payload_or_a_schema_stops_silver(spark: SparkSession, tmp_
     assert passed + len(said) == len(events) + 2
 
 
+def test_what_clean_refused_is_no_step_and_no_decision(spark: SparkSession, tmp_path: Path) -> None:
+    def step(number: int, kind: str, **fields: Any) -> Event:
+        return make_event(number, type=kind, actor="ann", key="k", **fields)
+
+    root = fill(
+        tmp_path / "bus",
+        promise(1, members(n="integer")),
+        step(0, "placed"),
+        step(0, "placed"),
+        step(1, "paid"),
+        step(2, "broken", payload={"n": "x"}),
+    )
+    job = Runner(spark, root, Lake(str(tmp_path / "lake")))
+
+    first = results(job.run(find(["sequences", "temporal"])))
+    fill(tmp_path / "bus", step(1, "paid"), step(3, "sent"))
+    results(job.run(find(["sequences", "temporal"])))
+
+    assert next(iter(first)) == "clean", "the maker of their source runs before them"
+    steps = {(row.step, row.times) for row in job.lake.read(spark, "sequences").collect()}
+    assert steps == {("(start) > placed", 1), ("placed > paid", 1), ("paid > sent", 1)}
+    (profile,) = job.lake.read(spark, "temporal").collect()
+    assert (profile.events, profile.in_bursts) == (3, 0)
+    results(job.run(find(["sequences"]), rebuild=True))
+    assert {(r.step, r.times) for r in job.lake.read(spark, "sequences").collect()} == steps
+
+
+def test_a_table_of_silver_waits_for_clean(spark: SparkSession, tmp_path: Path) -> None:
+    root = fill(tmp_path / "bus", make_event(0, type="t", actor="ann"))
+    (alone,) = (one for one in find(["sequences"]) if one.name == "sequences")
+
+    (ran,) = Runner(spark, root, Lake(str(tmp_path / "lake"))).run([alone])
+
+    assert (
+        ran.error == "there is no table clean to make sequences of (trunkline pipeline run clean)"
+    )
+
+
 def test_a_damaged_line_is_put_aside_and_stops_no_pipeline(
     spark: SparkSession, tmp_path: Path
 ) -> None:

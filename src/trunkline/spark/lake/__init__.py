@@ -11,6 +11,7 @@ from trunkline.spark.lake.table import (
     Replacing,
     event_files,
     register,
+    row_bounds,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "Replacing",
     "event_files",
     "register",
+    "row_bounds",
 ]

@@ -378,11 +378,16 @@ def event_files(lake: str) -> list[LakeFile]:
     found = Lake(lake)
     if not found.has(EVENTS):
         return []
-    actions = pa.table(found._table(EVENTS).get_add_actions(flatten=True)).to_pylist()
+    return [one._replace(path=f"{EVENTS}/{one.path}") for one in row_bounds(found, EVENTS)]
+
+
+def row_bounds(lake: Lake, table: str) -> list[LakeFile]:
+    """The files of a table that is partitioned by topic: which offsets their rows lie between."""
+    actions = pa.table(lake._table(table).get_add_actions(flatten=True)).to_pylist()
     return [
         LakeFile(
-            found.storage,
-            f"{EVENTS}/{file_path(one)}",
+            lake.storage,
+            file_path(one),
             one["partition.topic"],
             one["min.partition"],
             one["min.offset"],

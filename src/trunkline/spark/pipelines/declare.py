@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 RECORDS = "records"  # the log
+SILVER = "clean"  # the table of the events that passed
 SNAPSHOTS = ("groups", "segments")  # what the bus is now
 Sink = Literal["add", "upsert", "replace"]
 ACTOR = "pipeline."  # the actor of events that pipelines publish; pipelines do not read them
@@ -104,6 +105,12 @@ class Pipeline:
             for name, one in found.items()
             if name not in _GIVEN and isinstance(one.default, bool | int | float | str)
         }
+
+    @property
+    def is_of_silver(self) -> bool:
+        """Whether it is a fold of the events that passed, by their offsets in the log."""
+        fold = self.sink == "replace" and "table" in self.parameters
+        return self.source == SILVER and fold
 
     @property
     def is_stream(self) -> bool:

@@ -15,6 +15,7 @@ from trunkline.spark.pipelines.context import Context
 from trunkline.spark.pipelines.declare import RECORDS, Pipeline
 from trunkline.spark.pipelines.records import LogRun
 from trunkline.spark.pipelines.results import RunResult, keep_outcome, result_of
+from trunkline.spark.pipelines.silver import SilverRun
 from trunkline.spark.pipelines.swap import announce, settle, shadow_of
 from trunkline.spark.pipelines.tables import step_table
 
@@ -45,8 +46,9 @@ def rebuild(context: Context, pipeline: Pipeline) -> RunResult:
 
 
 def _make(beside: Context, pipeline: Pipeline) -> RunResult:
-    if pipeline.source == RECORDS:
-        (result,) = LogRun(beside).run([pipeline])
+    if pipeline.source == RECORDS or pipeline.is_of_silver:
+        kind = SilverRun if pipeline.is_of_silver else LogRun
+        (result,) = kind(beside).run([pipeline])
         return result
     started = perf_counter()
     member = open_member(beside, pipeline)

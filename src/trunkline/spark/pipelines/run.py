@@ -26,6 +26,7 @@ from trunkline.spark.pipelines.rebuild import rebuild as rebuild_tables
 from trunkline.spark.pipelines.records import LogRun, is_shared, select_log
 from trunkline.spark.pipelines.replay import pick, replay
 from trunkline.spark.pipelines.results import RunResult, read_outcomes, result_of
+from trunkline.spark.pipelines.silver import SilverRun
 from trunkline.spark.pipelines.snapshots import take_snapshot
 from trunkline.spark.pipelines.streams import SLOW_START, STARTS, Queries, stop_all
 from trunkline.spark.pipelines.tables import step_table
@@ -89,13 +90,17 @@ class Runner:
         waiting = list(pipelines)
         while waiting:
             first = waiting[0]
-            group = [one for one in waiting if is_shared(one)] if is_shared(first) else [first]
+            alike = next((test for test in (is_shared, _is_of_silver) if test(first)), None)
+            group = [one for one in waiting if alike(one)] if alike else [first]
             waiting = [one for one in waiting if one not in group]
             if rebuild:
                 for one in group:
                     tell(self._rebuild(one))
             elif first.source == RECORDS and not first.is_stream:
                 for result in LogRun(self.context).run(group):
+                    tell(result)
+            elif first.is_of_silver:
+                for result in SilverRun(self.context).run(group):
                     tell(result)
             else:
                 tell(self._run_one(first))
@@ -241,3 +246,7 @@ class Runner:
             published=sum(self._queries.published.pop(pipeline.name, {}).values()),
             events=sum(one["numInputRows"] for one in progress),
         )
+
+
+def _is_of_silver(pipeline: Pipeline) -> bool:
+    return pipeline.is_of_silver

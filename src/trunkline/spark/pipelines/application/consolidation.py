@@ -20,6 +20,7 @@ SUMMARY = (
     "consolidation",
     about="episodes by session window per space and actor, with what happened in each",
     columns="topic,partition,offset,space,actor,type,timestamp,id",
+    source="clean",
     sink="replace",
     entity=WHO,
     to_topic="hippo",

@@ -57,6 +57,7 @@ def prepare(df: DataFrame) -> DataFrame:
     about="each decision once, with its first outcome, or one that came too late",
     columns="topic,partition,offset,id,type,value,timestamp,cause",
     prepare=prepare,
+    source="clean",
     sink="replace",
     entity=("ref",),
     chart=("action", "rows"),

@@ -18,6 +18,7 @@ ORDER = ("timestamp", "topic", "partition", "offset")
     "sequences",
     about="transitions between event types per actor; rare ones are surprising",
     columns="topic,partition,offset,actor,type,timestamp",
+    source="clean",
     sink="replace",
     reads_once=True,
     publish="asked",

@@ -24,6 +24,7 @@ RECENT = 1000  # events of a key whose gaps are looked at, the latest by time
     "temporal",
     about="time of day and week, bursts and the next expected time per key",
     columns="topic,partition,key,space,timestamp,offset",
+    source="clean",
     sink="replace",
     entity=("topic", "key"),
     to_topic="temporal",

@@ -611,3 +611,17 @@ def test_a_pipe_in_place_of_the_log_is_refused_and_not_waited_for(
 
     with pytest.raises(StorageError, match="not a file"):
         read(log, offsets)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_an_offset_is_refused_and_not_waited_for(
+    tmp_path: Path, offsets: str
+) -> None:
+    log = str(tmp_path / "log.ndjson")
+    consumer = Consumer("c", log, offsets)
+    consumer.poll()
+    Path(consumer.offset_file).unlink(missing_ok=True)
+    os.mkfifo(consumer.offset_file)
+
+    with pytest.raises(StorageError, match="not a file"):
+        consumer.poll()

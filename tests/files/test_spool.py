@@ -489,3 +489,14 @@ def test_check_neither_waits_for_a_pipe_nor_lets_a_name_steer_the_terminal(
 
     assert b"-e\\x1bvil-t-" in shown
     assert b"\x1b" not in shown
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_the_settings_is_not_waited_for(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path / "spool"), create=True)
+    spool.publish("a", "t", "normal", "text")
+    config = tmp_path / "spool" / "config.yaml"
+    config.unlink(missing_ok=True)
+    os.mkfifo(config)
+
+    assert Spool(str(tmp_path / "spool")).status().pending == 1

@@ -228,7 +228,7 @@ class Consumer:
         wanted = frozenset(topics)
         from_line, memo = self._cursor()
         replaced = False
-        with _open_log(self.events_file) as file:
+        with _open_to_read(self.events_file) as file:
             start = Mark()
             if memo is not None:
                 replaced = not _fits(file, memo)
@@ -309,7 +309,7 @@ def read_batch(
     mark = mark or Mark()
     found: list[tuple[int, bytes]] = []
     try:
-        file = _open_log(events_file)
+        file = _open_to_read(events_file)
     except FileNotFoundError:
         if mark.byte:
             raise StorageError(f"the log is gone: {events_file}", path=events_file) from None
@@ -329,7 +329,7 @@ def read_batch(
 def fits(events_file: str, mark: Mark) -> bool:
     """Whether the log in front of ``mark`` is still the one that the mark was made in."""
     try:
-        with _open_log(events_file) as file:
+        with _open_to_read(events_file) as file:
             return _fits(file, mark)
     except FileNotFoundError:
         return mark.byte == 0
@@ -347,7 +347,7 @@ def replay(
     out only when ``now`` is given.
     """
     wanted = frozenset(topics)
-    with _open_log(events_file) as file:
+    with _open_to_read(events_file) as file:
         for number, _, line, _ in _lines(file, Mark()):
             if number < from_line:
                 continue
@@ -367,7 +367,7 @@ def consumers(
     """The number of lines, and every consumer of this file with its lag, by name."""
     total = 0
     if os.path.exists(events_file):
-        with _open_log(events_file) as file:
+        with _open_to_read(events_file) as file:
             total = _collect(file, Mark(), 1, frozenset(), 0, datetime.now(UTC))[2]
     found: list[ConsumerState] = []
     for entry in sorted(os.listdir(offsets_dir)) if os.path.isdir(offsets_dir) else []:
@@ -500,7 +500,7 @@ def decode_line(line: bytes) -> Json | None:
 
 def _load(path: str) -> Json | None:
     try:
-        with open(path, "rb") as file:
+        with _open_to_read(path) as file:
             return decode_line(file.read())
     except OSError:
         return None
@@ -520,7 +520,7 @@ def _open_file(path: str, flags: int) -> int:
     return fd
 
 
-def _open_log(path: str) -> BinaryIO:
+def _open_to_read(path: str) -> BinaryIO:
     return open(_open_file(path, os.O_RDONLY), "rb")
 
 

@@ -328,12 +328,8 @@ class Spool:
         return result
 
     def config(self) -> SpoolConfig:
-        try:
-            with open(os.path.join(self.path, CONFIG), "rb") as file:
-                text = file.read()
-        except OSError:
-            return SpoolConfig()
-        return parse_config(text)
+        text = _read(os.path.join(self.path, CONFIG))
+        return SpoolConfig() if text is None else parse_config(text)
 
     def wait(self, source: str = "", timeout_s: float | None = None) -> list[Pending]:
         """Block until something is pending and return it; an empty list when time is up.
@@ -556,8 +552,9 @@ def _files(path: bytes, *, sizes: bool = True) -> Iterator[tuple[bytes, int | No
 
 
 def _read(path: bytes) -> bytes | None:
+    """What the file begins with. A pipe in its place is not waited for."""
     try:
-        with open(path, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return file.read(_CONFIG_BYTES)
     except OSError:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec import structs
 
 from trunkline.bus.handles import HandleState, LeaseHandle, Taker, ack, extend, nack
 from trunkline.errors import InvalidOption
@@ -118,6 +119,32 @@ async def test_a_moved_group_knows_no_handle_of_before(store: Store) -> None:
     assert await ack(store, held.handle) is HandleState.GONE
     assert (await nack(store, held.handle)).standing is HandleState.GONE
     assert len(await taker(store).take(1)) == 1
+
+
+async def test_a_handle_that_was_never_given_settles_nothing(store: Store) -> None:
+    await publish(store, 1, 2)
+    [held] = await taker(store).take(1)
+    made_up = [
+        structs.replace(held.handle, offset=2),
+        structs.replace(held.handle, offset=2, attempt=0),
+        structs.replace(held.handle, offset=10**30),
+    ]
+
+    assert [await ack(store, handle) for handle in made_up] == [HandleState.GONE] * 3
+    await ack(store, held.handle)
+    [following] = await taker(store).take(5)
+
+    assert following.record.offset == 2
+
+
+async def test_an_ack_of_before_a_redrive_settles_nothing(store: Store) -> None:
+    await publish(store, 1)
+    [held] = await taker(store).take(1)
+    await ack(store, held.handle)
+    await store.change(KEY, lambda group: group.redrive([1]))
+
+    assert await ack(store, held.handle) is HandleState.GONE
+    assert len(await taker(store).take(5)) == 1
 
 
 def test_a_handle_is_read_as_it_was_written() -> None:

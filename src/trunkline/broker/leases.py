@@ -220,7 +220,7 @@ _LOST = {
     HandleState.FREE: "the lease is over, and the record is to be delivered again",
     HandleState.TAKEN: "the lease is over, and another member has the record",
     HandleState.SETTLED: "the record is settled already",
-    HandleState.GONE: "the group was moved or removed since",
+    HandleState.GONE: "the group was moved or removed since, or never gave this handle the record",
 }
 
 

@@ -110,7 +110,7 @@ class HandleState(Enum):
     FREE = "free"  # the lease ran out, and no member has the record
     TAKEN = "taken"  # the lease ran out, and another member has the record
     SETTLED = "settled"
-    GONE = "gone"  # the group was moved or removed
+    GONE = "gone"  # the group was moved or removed, or never lent the record to this handle
 
 
 def standing(group: Group, lease: Lease) -> HandleState:
@@ -120,6 +120,10 @@ def standing(group: Group, lease: Lease) -> HandleState:
         return HandleState.HELD
     if group.is_settled(lease.offset):
         return HandleState.SETTLED
+    # A handle is text that anybody can write: one for a record that was not lent yet, or that is
+    # not in the log yet, would settle what nobody has seen.
+    if not 1 <= lease.attempt <= group.attempts.get(lease.offset, 0):
+        return HandleState.GONE
     return HandleState.TAKEN if lease.offset in group.leases else HandleState.FREE
 
 

@@ -60,6 +60,10 @@ async def test_what_is_exported_is_imported_elsewhere(
         {"topics": [{"topic": "a"}], "groups": [{"topic": "a", "group": "g", "policy": {"x": 1}}]},
         {"topics": [{"topic": "a", "publish_acl": ["x"]}]},
         {"topics": [{"topic": "a", "unknown": 1}]},
+        {"topics": [{"topic": "a"}, {"topic": "b", "max_attempts": 0}]},
+        {"topics": [{"topic": "a"}, {"topic": "b.DLQ", "options": {"partitions": 2}}]},
+        {"topics": [{"topic": "a"}, {"topic": "b"}, {"topic": "b"}]},
+        {"topics": [{"topic": "a"}], "schemas": [{"topic": "a", "schema": {"type": "nonsense"}}]},
     ],
 )
 async def test_a_bad_document_changes_nothing(
@@ -67,6 +71,23 @@ async def test_a_bad_document_changes_nothing(
 ) -> None:
     assert (await http.post("/definitions", json=change)).status_code == 400
     assert "a" not in await broker.hub.bus.topics()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"topics": [{"topic": "orders", "options": {"partitions": 2}}]},
+        {"schemas": [{"topic": "orders", "schema": {"type": "object", "required": ["id"]}}]},
+    ],
+)
+async def test_a_document_that_does_not_fit_what_is_there_changes_nothing(
+    http: httpx.AsyncClient, broker: Broker, change: Any
+) -> None:
+    await _set_up(http, broker)
+    before = (await http.get("/definitions")).json()
+    change["topics"] = [{"topic": "a"}, *change.get("topics", ())]
+    assert (await http.post("/definitions", json=change)).status_code == 409
+    assert (await http.get("/definitions")).json() == before
 
 
 async def test_topics_of_the_broker_itself_are_no_part_of_it(

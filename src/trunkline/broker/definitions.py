@@ -6,18 +6,20 @@ Records, the places of groups, and tokens are no part of it.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from trunkline.broker.http import Ask, reply
-from trunkline.broker.topic_rules import Config
+from trunkline.broker.topic_rules import Attempts, Config, Milliseconds
 from trunkline.bus.groups import floor_at
 from trunkline.delivery.deadletters import check_member, keeps_books
-from trunkline.errors import Denied, InvalidOption
+from trunkline.errors import Conflict, Denied, InvalidOption
 from trunkline.group import Group
-from trunkline.names import SYSTEM_PREFIX, GroupKey, check_group, check_topic
+from trunkline.names import SYSTEM_PREFIX, GroupKey, check_group, check_topic, is_dead
 from trunkline.options import GroupOptions, TopicOptions, changed, make, merged
 from trunkline.patterns.schemas import Compatibility
 
@@ -25,8 +27,8 @@ from trunkline.patterns.schemas import Compatibility
 class TopicDefinition(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     topic: str
     options: dict[str, Any] = {}
-    max_attempts: int | None = None
-    ack_timeout_ms: int | None = None
+    max_attempts: Attempts | None = None
+    ack_timeout_ms: Milliseconds | None = None
     publish_acl: list[str] | None = None
     subscribe_acl: list[str] | None = None
     content_type: str | None = None
@@ -83,6 +85,7 @@ async def import_definitions(ask: Ask) -> Response:
     """
     asked: Definitions = await ask.json(Definitions)
     _check(ask, asked)
+    await _check_against_what_is_there(ask, asked)
     hub = ask.hub
     for topic in asked.topics:
         values = msgspec.structs.asdict(topic)
@@ -110,11 +113,35 @@ def _check(ask: Ask, asked: Definitions) -> None:
     given = [one for topic in asked.topics for one in (topic.publish_acl, topic.subscribe_acl)]
     if any(one is not None for one in given) and not ask.hub.rights.is_on:
         raise InvalidOption("this broker has no tokens: it takes no lists of agents", name="topics")
-    for topic in asked.topics:
-        make(TopicOptions, topic.options)
     for group in asked.groups:
         check_member(group.topic, check_group(group.group))
-        make(GroupOptions, group.policy)
+    _refuse_repeated("topic", [one.topic for one in asked.topics])
+    _refuse_repeated("schema of", [one.topic for one in asked.schemas])
+    _refuse_repeated("group", [f"{one.group} of {one.topic}" for one in asked.groups])
+
+
+def _refuse_repeated(what: str, names: Sequence[str]) -> None:
+    """Each is held against what is there, not against another one of the same document."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InvalidOption(f"the {what} {name} is there {count} times", name="definitions")
+
+
+async def _check_against_what_is_there(ask: Ask, asked: Definitions) -> None:
+    hub = ask.hub
+    topics = await hub.bus.topics()
+    for topic in asked.topics:
+        have = topics.get(topic.topic, TopicOptions())
+        wanted = merged(have, topic.options).partitions
+        if wanted < have.partitions:
+            raise Conflict(f"{topic.topic} has {have.partitions} partitions, not {wanted}")
+        if is_dead(topic.topic) and wanted > 1:
+            raise InvalidOption("a dead letter topic has one partition", name="partitions")
+    for schema in asked.schemas:
+        await hub.registry.check_new(schema.topic, schema.schema, schema.compatibility)
+    for group in asked.groups:
+        found = await hub.bus.groups(group.topic, group.group)
+        merged(found[0].policy if found else GroupOptions(), group.policy)
 
 
 async def _import_group(ask: Ask, wanted: GroupDefinition) -> None:

@@ -24,7 +24,7 @@ from trunkline.broker.http import Ask, decoded, reply
 from trunkline.broker.listing import place_of, show_group, show_topic
 from trunkline.broker.spelling import event_row, letter_row, with_aliases
 from trunkline.broker.tail import follow
-from trunkline.broker.topic_rules import Config
+from trunkline.broker.topic_rules import Attempts, Config, Milliseconds
 from trunkline.bus.groups import edit_group, find_group
 from trunkline.codec import check_value, decode_payload
 from trunkline.delivery.deadletters import Desk, is_hidden
@@ -63,8 +63,8 @@ class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     partitions: Annotated[int, Meta(ge=1, le=1024)] | None = None
     retention_ms: Annotated[int, Meta(ge=0, le=10**15)] | None = None
-    max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    ack_timeout_ms: Annotated[int, Meta(ge=1, le=10**12)] | None = None
+    max_attempts: Attempts | None = None
+    ack_timeout_ms: Milliseconds | None = None
     publish_acl: list[str] | None = None
     subscribe_acl: list[str] | None = None
     allow: list[str] | None = None  # agents that may publish: another form of publish_acl

@@ -18,6 +18,9 @@ from trunkline.patterns.topic_table import TopicTable
 
 TOPIC = "system.topics"
 
+Attempts = Annotated[int, Meta(ge=1, le=1_000_000)]
+Milliseconds = Annotated[int, Meta(ge=1, le=10**12)]
+
 
 class Config(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """``max_attempts`` counts the first try too. A list of agents and scopes, where there is one,
@@ -25,8 +28,8 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """
 
     topic: str
-    max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    ack_timeout_ms: Annotated[int, Meta(ge=1, le=10**12)] | None = None
+    max_attempts: Attempts | None = None
+    ack_timeout_ms: Milliseconds | None = None
     publish_acl: list[str] | None = msgspec.field(default=None, name="publishACL")
     subscribe_acl: list[str] | None = msgspec.field(default=None, name="subscribeACL")
     content_type: str | None = None  # of the topic as a stream; JSON if None

@@ -79,16 +79,21 @@ class Registry:
         self, topic: str, schema: dict[str, Any] | bool, compatibility: Compatibility | None = None
     ) -> Schema:
         """Give a topic its next version. The same schema again is the version there is."""
+        async with self._adding:  # of two at once, the second is compared with the first
+            made = await self.check_new(topic, schema, compatibility)
+            if made not in self._versions.get(topic, ()):
+                await self._table.put(topic, made, type="schema", compact=False)
+                await self.refresh()
+            return made
+
+    async def check_new(
+        self, topic: str, schema: dict[str, Any] | bool, compatibility: Compatibility | None = None
+    ) -> Schema:
+        """The version that ``add`` would give the topic; the same errors, and no change."""
         check_topic(topic)
         if compatibility not in (None, *get_args(Compatibility)):
             raise InvalidOption("compatibility is backward, forward, full or none")
         _validator(schema)
-        async with self._adding:  # of two at once, the second is compared with the first
-            return await self._add(topic, schema, compatibility)
-
-    async def _add(
-        self, topic: str, schema: dict[str, Any] | bool, compatibility: Compatibility | None
-    ) -> Schema:
         await self.refresh()
         before = self._versions.get(topic, [])
         last = before[-1] if before and not before[-1].removed else None
@@ -97,10 +102,7 @@ class Registry:
             if _same(last.schema, schema) and last.compatibility == rule:
                 return last
             check_compatible(last.schema, schema, rule)
-        made = Schema(topic, len(before) + 1, schema, rule)
-        await self._table.put(topic, made, type="schema", compact=False)
-        await self.refresh()
-        return made
+        return Schema(topic, len(before) + 1, schema, rule)
 
     async def remove(self, topic: str) -> None:
         """From now on the topic takes anything; the versions stay on record."""

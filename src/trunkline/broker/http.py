@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 from starlette.applications import Starlette
 from starlette.convertors import IntegerConvertor, register_url_convertor
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -40,12 +41,12 @@ _BODY_S = 60.0
 _HEAD_BYTES = 64 * 1024
 _DISCARDED = 8  # a body of so many times the limit is read to its end, to be refused
 _TOKEN = "send Authorization: Bearer with a token; 'trunkline token create' makes one"
-_SECURITY = {
-    "x-content-type-options": "nosniff",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "cache-control": "no-store",
-    "cross-origin-resource-policy": "same-origin",
-}
+_SECURITY = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cache-control", b"no-store"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
 
 Handler = Callable[["Ask"], Awaitable[Response]]
 
@@ -299,8 +300,7 @@ class _Guard:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        request = Request(scope)
-        refused = self._gate.refuses(request.headers)
+        refused = self._gate.refuses(Headers(scope=scope))
         if refused is not None:
             status, reason = refused
             denied = Denied(reason, code="refused", status=status)
@@ -310,14 +310,8 @@ class _Guard:
         async def marked(message: Any) -> None:
             if message["type"] == "http.response.start":
                 have = {name for name, _ in message["headers"]}
-                message["headers"] = [
-                    *message["headers"],
-                    *(
-                        (n.encode(), v.encode())
-                        for n, v in _SECURITY.items()
-                        if n.encode() not in have
-                    ),
-                ]
+                missing = [header for header in _SECURITY if header[0] not in have]
+                message["headers"] = [*message["headers"], *missing]
             await send(message)
 
         await self._app(scope, receive, marked)

@@ -151,6 +151,7 @@ class Broker:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nothing here asks for the address of a client
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_goodbye_s(options),
             backlog=_BACKLOG,

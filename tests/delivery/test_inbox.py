@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from time import monotonic
 
@@ -164,3 +165,16 @@ def test_a_mistake_in_the_inbox_is_found(mutant: Mutant, monkeypatch: pytest.Mon
     )(given(STEPS)(play))
     with pytest.raises(AssertionError):
         search()
+
+
+async def test_a_reader_that_waits_for_a_slow_store_gets_records_ahead() -> None:
+    """It got one record with each turn of a group in a database, however quick it was: the time
+    for which the store let it wait was taken for its own.
+    """
+    work = Work()
+    for _ in range(3):
+        reading = asyncio.ensure_future(work.inbox.next())
+        await asyncio.sleep(0.06)  # the store's time: longer than what counts as quick
+        work.arrive(None)
+        assert await reading is not None
+    assert work.inbox.ahead > 1

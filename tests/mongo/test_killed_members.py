@@ -59,4 +59,4 @@ async def test_the_records_of_a_killed_member_come_again_within_three_seconds(
     times = [await kill_a_member(fresh_database(mongo_url)) for _ in range(5)]
     with capsys.disabled():
         print("\nagain after", " ".join(f"{took_s:.2f} s" for took_s in sorted(times)))
-    assert sorted(times)[2] <= AGAIN_S
+    assert max(times) <= AGAIN_S

@@ -61,13 +61,15 @@ class DeliveryInbox:
 
     An unread delivery is leased and its ack timeout runs. So a slow reader gets a record when it
     waits for one, and a quick reader gets as many in advance as ``limit`` allows. A new reader
-    counts as slow: its first record may be its last. ``ask`` is called when there is room, and
+    counts as slow: its first record may be its last. A reader is as quick as it comes back: how
+    long it waits then is the store's time, not its own. ``ask`` is called when there is room, and
     ``late`` hears outcomes of deliveries that were lost before.
     """
 
     __slots__ = (
         "_arrived",
         "_ask",
+        "_asked_at",
         "_behind",
         "_queue",
         "_runs",
@@ -111,6 +113,7 @@ class DeliveryInbox:
         self._behind = 0  # deliveries behind others of their lane
         self._arrived = asyncio.Event()
         self.read_at = 0.0  # when a reader last got a delivery
+        self._asked_at = 0.0  # when a reader last began to wait
 
     # -- for the source --------------------------------------------------------------------------
 
@@ -215,6 +218,7 @@ class DeliveryInbox:
             if self.error is not None:
                 raise self.error
             self._arrived.clear()
+            self._asked_at = monotonic()
             self.waiting += 1
             try:
                 self._ask()
@@ -300,7 +304,8 @@ class DeliveryInbox:
                 hands.begin(delivery.lease.offset)
         left = len(self._queue) + self._behind
         now = monotonic()  # real time, whatever the bus's clock
-        is_quick = now - self.read_at <= _SOON_S
+        came_back = self._asked_at if self._asked_at > self.read_at else now
+        is_quick = came_back - self.read_at <= _SOON_S
         self.read_at = now
         if now - came > _SOON_S:  # it waited for long: its ack timeout begins anew
             self.ahead //= 2

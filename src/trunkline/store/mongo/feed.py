@@ -22,20 +22,24 @@ _PAUSE_S: Final = 0.2
 _NONE_HERE: Final = frozenset({40573, 115, 59, 13})  # the server has no change streams for us
 
 
-# A group's document also changes when it is locked and unlocked: nobody needs to hear of that.
-_COMMITTED: Final = {"updateDescription.updatedFields.seq": {"$exists": True}}
-_WANTED: Final[list[dict[str, Any]]] = [
-    {
-        "$match": {
-            "$or": [
-                {"ns.coll": {"$in": [names.LOG, names.CONFIGS]}},
-                {"ns.coll": names.GROUPS, "operationType": {"$ne": "update"}},
-                {"ns.coll": names.GROUPS, **_COMMITTED},
-            ]
-        }
-    },
-    {"$project": {"documentKey": 1, "ns": 1}},
-]
+def _wanted(member: str) -> list[dict[str, Any]]:
+    """A group's document also changes when it is locked and unlocked: nobody needs to hear of
+    that, and no member of its own changes, whose nonces begin with its name.
+    """
+    nonce = "updateDescription.updatedFields.nonce"
+    others = {nonce: {"$exists": True, "$not": {"$regex": f"^{member}-"}}}
+    return [
+        {
+            "$match": {
+                "$or": [
+                    {"ns.coll": {"$in": [names.LOG, names.CONFIGS]}},
+                    {"ns.coll": names.GROUPS, "operationType": {"$ne": "update"}},
+                    {"ns.coll": names.GROUPS, **others},
+                ]
+            }
+        },
+        {"$project": {"documentKey": 1, "ns": 1}},
+    ]
 
 
 class ChangeFeed:
@@ -46,11 +50,13 @@ class ChangeFeed:
     def __init__(
         self,
         server: Server,
+        member: str,
         bell: Bell,
         topics: TopicDocuments,
         known: Callable[[], Iterable[GroupKey]],
     ) -> None:
         self._server = server
+        self._wanted = _wanted(member)
         self._bell = bell
         self._topics = topics
         self._known = known
@@ -74,7 +80,7 @@ class ChangeFeed:
         await asyncio.sleep(_PAUSE_S)
 
     async def _stream(self) -> None:
-        async with await self._server.db.watch(_WANTED, max_await_time_ms=500) as stream:
+        async with await self._server.db.watch(self._wanted, max_await_time_ms=500) as stream:
             self._bell.ring(None)
             async for change in stream:
                 self._tell(change)

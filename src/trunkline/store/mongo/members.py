@@ -79,8 +79,11 @@ class Members:
             known = self._signs.get(member)
             if known is None:
                 signs[member] = _Sign(at, now - (server - at).total_seconds())
-            elif known.at != at or was_away:
+            elif was_away:
                 signs[member] = _Sign(at, now)
+            elif known.at != at:
+                age_s = (server - at).total_seconds()  # a new primary may have another time
+                signs[member] = _Sign(at, now - min(max(age_s, 0.0), self._timeout_s / 4))
             else:
                 signs[member] = known
         self._signs = signs
@@ -104,6 +107,10 @@ class Members:
         if missing:
             await self.beat()
         return [member for member in missing if not self._is_alive(member)]
+
+    def is_gone(self, member: str) -> bool:
+        """Whether this process saw it become silent."""
+        return member in self._gone
 
     def _is_alive(self, member: str) -> bool:
         if member == self._member or is_handle(member):

@@ -63,7 +63,9 @@ class MongoStore(Store):
         self._members = Members(self._server, self.member, self.features.member_timeout_s)
         self._groups = Groups(self._server, self.member, self._members)
         self._upkeep = Upkeep(self._server, self._topics, self._log, self._groups, self._members)
-        self._feed = ChangeFeed(self._server, self.bell, self._topics, self._groups.known)
+        self._feed = ChangeFeed(
+            self._server, self.member, self.bell, self._topics, self._groups.known
+        )
         self._members.on_gone = self.bell.ring
         self._server.opened = self._begin
         self._tasks: list[asyncio.Task[None]] = []

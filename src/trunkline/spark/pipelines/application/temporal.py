@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trunkline.spark.pipelines.declare import Output, as_events, table, together
+from trunkline.spark.pipelines.declare import Output, as_events, table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -38,15 +38,23 @@ def transform(df: DataFrame, table: DataFrame | None = None, burst_s: float = 1.
     """
     from pyspark.sql import functions as f
 
-    clock = df.groupBy("topic").agg(f.max("timestamp").alias("clock"))
+    clock = f.broadcast(df.groupBy("topic").agg(f.max("timestamp").alias("clock")))
     came = count(df.where("key IS NOT NULL"))
-    before = table and table.select(
-        *[name for name in came.columns if name != "changed"], f.lit(False).alias("changed")
-    )
-    profiles = profile(
-        add_up(together(before, came)).join(f.broadcast(clock), "topic", "left"), burst_s
-    ).persist()
-    shown = profiles.drop("gaps", "clock", "raised", "changed")
+    cached: tuple[DataFrame, ...] = ()
+    if table is None:
+        profiles = profile(came, burst_s).withColumn("changed", f.lit(True))
+    else:
+        came = came.persist()
+        keys = f.broadcast(came.select(*SAME))
+        before = table.join(keys, SAME, "left_semi").select(*came.columns)
+        known = add_up(before.unionByName(came))
+        fresh = profile(known, burst_s).withColumn("changed", f.lit(True))
+        # A key of which nothing came has the profile it had, and may be overdue by now.
+        others = table.join(keys, SAME, "left_anti").withColumn("changed", f.lit(False))
+        profiles = fresh.unionByName(others)
+        cached = (came,)
+    profiles = overdue(profiles.join(clock, "topic", "left")).persist()
+    shown = profiles.drop("clock", "raised", "changed")
     told = profiles.where("changed").select(
         *[name for name in shown.columns if not name.startswith("_")]
     )
@@ -58,7 +66,7 @@ def transform(df: DataFrame, table: DataFrame | None = None, burst_s: float = 1.
     events = as_events(told, "temporal", "TEMPORAL_PROFILE", *SAME).unionByName(
         as_events(triggers, "prospective", "PROSPECTIVE_TRIGGER", *SAME)
     )
-    return Output(shown.orderBy(f.desc("events"), *SAME), events=events, cached=(profiles,))
+    return Output(shown, events=events, cached=(*cached, profiles))
 
 
 def count(rows: DataFrame) -> DataFrame:
@@ -73,7 +81,6 @@ def count(rows: DataFrame) -> DataFrame:
         _counts(f.weekday("timestamp"), 7).alias("by_weekday"),
         _latest(f.collect_list(f.unix_micros("timestamp"))).alias("_times"),
         f.lit(None).cast("timestamp").alias("_raised_for"),
-        f.lit(True).alias("changed"),
     )
 
 
@@ -89,12 +96,11 @@ def add_up(rows: DataFrame) -> DataFrame:
         f.array(*[f.sum(f.col("by_weekday")[n]) for n in range(7)]).alias("by_weekday"),
         _latest(f.flatten(f.collect_list("_times"))).alias("_times"),
         f.max("_raised_for").alias("_raised_for"),
-        f.max("changed").alias("changed"),
     )
 
 
 def profile(known: DataFrame, burst_s: float) -> DataFrame:
-    """What the numbers of a key come to; ``raised`` is true if it is overdue, and that is new."""
+    """What the numbers of a key come to."""
     from pyspark.sql import functions as f
 
     gaps = (
@@ -104,11 +110,6 @@ def profile(known: DataFrame, burst_s: float) -> DataFrame:
     part = "element_at(gaps, CAST(ceil(size(gaps) * {0}D) AS INT))"
     top = "CAST(array_position({0}, array_max({0})) - 1 AS INT)"
     due = "timestamp_micros(unix_micros(last_seen) + CAST(usual_gap_s * 1e6 AS BIGINT))"
-    raised = (
-        f"events >= {REGULAR_EVENTS} AND usual_gap_s > 0"
-        f" AND spread_s <= {REGULAR_SPREAD} * usual_gap_s AND clock >= next_expected"
-        " AND NOT _raised_for <=> next_expected"
-    )
     return (
         known.withColumn("space", f.col("_last.space"))
         .withColumn("last_seen", f.col("_last.timestamp"))
@@ -123,9 +124,21 @@ def profile(known: DataFrame, burst_s: float) -> DataFrame:
         .withColumn("usual_hour", f.expr(top.format("by_hour")))
         .withColumn("usual_weekday", f.expr(top.format("by_weekday")))
         .withColumn("next_expected", f.expr(due))
-        .withColumn("raised", f.coalesce(f.expr(raised), f.lit(False)))
-        .withColumn("_raised_for", f.expr("IF(raised, next_expected, _raised_for)"))
+        .drop("gaps")
     )
+
+
+def overdue(profiles: DataFrame) -> DataFrame:
+    """``raised`` is true if a key is overdue by the clock of its topic, and that is new."""
+    from pyspark.sql import functions as f
+
+    raised = (
+        f"events >= {REGULAR_EVENTS} AND usual_gap_s > 0"
+        f" AND spread_s <= {REGULAR_SPREAD} * usual_gap_s AND clock >= next_expected"
+        " AND NOT _raised_for <=> next_expected"
+    )
+    found = profiles.withColumn("raised", f.coalesce(f.expr(raised), f.lit(False)))
+    return found.withColumn("_raised_for", f.expr("IF(raised, next_expected, _raised_for)"))
 
 
 def _latest(times: Column) -> Column:

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 from zlib import crc32
@@ -40,6 +41,8 @@ _VACUUM_EVERY = 50  # versions
 _GROUP_BYTES = 16 * 1024 * 1024  # of Arrow in a row group: each costs a reader a start
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")  # in a folder's name, as Hive has it
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ROW = "_row"  # the number of a row while a batch is split
 _STATISTICS = ("partition", "offset", "timestamp")
 Values = dict[str, str | None]
 
@@ -133,6 +136,19 @@ class Lake:
             df = tasks.mapInArrow(_reading(self.storage, shape.serialize().to_pybytes()), schema)
         hidden = [] if whole else [name for name in schema.names if name.startswith("_")]
         return df.drop(*hidden) if hidden else df
+
+    def files_between(self, table: str, column: str, low: int, high: int) -> list[str]:
+        """The files that may have rows from one time to another, in microseconds since 1970, by
+        what their commits say.
+        """
+        least, most = f"min.{column}", f"max.{column}"
+        return [
+            file_path(one)
+            for one in _actions(self._table(table), ("path", least, most), flatten=True)
+            if one.get(least) is None
+            or one.get(most) is None
+            or (_micros(one[least]) <= high and _micros(one[most]) >= low)
+        ]
 
     def rows(self, table: str) -> int:
         """How many rows the table has, by what its commits say."""
@@ -412,8 +428,17 @@ def _has_versions(place: str) -> bool:
 
 def _files(delta: Any) -> list[tuple[str, Values]]:
     """Each file of a table, with the values it is partitioned by, as text."""
-    rows = pa.table(delta.get_add_actions(flatten=False)).to_pylist()
-    return [(file_path(one), _values(one)) for one in rows]
+    names = ("path", "partition", "partition_values")
+    return [(file_path(one), _values(one)) for one in _actions(delta, names)]
+
+
+def _actions(delta: Any, names: Iterable[str], *, flatten: bool = False) -> list[dict[str, Any]]:
+    """What a table's commits say of each file, of that what is called ``names``."""
+    found = pa.table(delta.get_add_actions(flatten=flatten))
+    rows: list[dict[str, Any]] = found.select(
+        [name for name in names if name in found.schema.names]
+    ).to_pylist()
+    return rows
 
 
 def file_path(action: dict[str, Any]) -> str:
@@ -430,6 +455,10 @@ def text_of(value: Any) -> str | None:
     if value is None:
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _micros(at: datetime) -> int:
+    return (at.replace(tzinfo=at.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
 
 
 def _app_mark(app: str) -> str:
@@ -607,26 +636,15 @@ def _groups(
     if not names:
         yield (), batch
         return
-    keys = pa.table({name: batch.column(name) for name in names}).group_by(list(names))
-    combinations = keys.aggregate([]).to_pylist()
-    for values in combinations:
-        if len(combinations) == 1:
-            yield tuple(values[name] for name in names), batch
-            return
-        yield tuple(values[name] for name in names), batch.filter(_same(batch, values, names))
-
-
-def _same(batch: pa.RecordBatch, values: dict[str, Any], names: Iterable[str]) -> pa.Array:
-    mask = None
-    for name in names:
-        column = batch.column(name)
-        same = (
-            pc.is_null(column)
-            if values[name] is None
-            else pc.fill_null(pc.equal(column, pa.scalar(values[name], column.type)), False)
-        )
-        mask = same if mask is None else pc.and_(mask, same)
-    return mask
+    keys = pa.table({name: batch.column(name) for name in names})
+    rows = keys.append_column(_ROW, pa.array(range(batch.num_rows), pa.int32()))
+    groups = rows.group_by(list(names), use_threads=False).aggregate([(_ROW, "list")])
+    for at, values in enumerate(groups.select(list(names)).to_pylist()):
+        key = tuple(values[name] for name in names)
+        if groups.num_rows == 1:
+            yield key, batch
+        else:
+            yield key, batch.take(groups.column(f"{_ROW}_list")[at].values)
 
 
 def _delta() -> Any:

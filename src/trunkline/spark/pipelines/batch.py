@@ -14,6 +14,7 @@ from trunkline.spark.lake import EVENTS, EVERYTHING, NOTHING, Replacing
 from trunkline.spark.lake.optimize import optimize
 from trunkline.spark.lake.table import BUCKET, StagedFiles
 from trunkline.spark.pipelines import rules as checks
+from trunkline.spark.pipelines.buckets import bucket_of, has_buckets, touched_by
 from trunkline.spark.pipelines.context import Context
 from trunkline.spark.pipelines.declare import Output, Pipeline, as_events
 from trunkline.spark.pipelines.progress import Plan, Progress, new_app
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from trunkline.spark.source.offsets import Place
 
 OPTIMIZE_EVERY: Final = 50  # batches
-_BUCKETS: Final = 16
+_MICROS_MAX: Final = 2**62
 
 
 @dataclass
@@ -131,8 +132,8 @@ def write_batch(
             cached.append(made)
             made, more = checks.apply(pipeline.name, made, pipeline.rules)
             side |= more
-        if pipeline.sink == "replace" and pipeline.entity:
-            made = made.withColumn(BUCKET, _bucket(pipeline))
+        if has_buckets(pipeline):
+            made = made.withColumn(BUCKET, bucket_of(pipeline))
         own = lake.stage(
             pipeline.table,
             made,
@@ -182,23 +183,41 @@ def _before(
     if pipeline.sink == "replace":
         return _touched(context, pipeline, rows)
     if "table" in pipeline.parameters and context.lake.has(pipeline.table):
-        return context.lake.read(context.spark, pipeline.table, whole=True), NOTHING
+        return _near(context, pipeline, rows), NOTHING
     return None, NOTHING
+
+
+def _near(context: Context, pipeline: Pipeline, rows: DataFrame) -> DataFrame:
+    """What the table holds of the time around the rows, if the pipeline says how far it looks; else
+    all of it.
+    """
+    from pyspark.sql import functions as f
+
+    lake, table = context.lake, pipeline.table
+    at = f.unix_micros("timestamp")
+    first, last = rows.agg(f.min(at), f.max(at)).collect()[0] if pipeline.reach else (None, None)
+    if first is None or last is None:
+        return lake.read(context.spark, table, whole=True)
+    reach = round((context.reach(pipeline) + 1) * 1e6)
+    low, high = max(first - reach, -_MICROS_MAX), min(last + reach, _MICROS_MAX)
+    files = lake.files_between(table, "timestamp", low, high)
+    df = lake.read(context.spark, table, files=files, whole=True)
+    ends = [f.timestamp_micros(f.lit(one)) for one in (low, high)]
+    return df.where(f.col("timestamp").between(*ends))
 
 
 def _touched(
     context: Context, pipeline: Pipeline, rows: DataFrame
 ) -> tuple[DataFrame | None, Replacing]:
-    """What the table holds of the entities that came, and which of its files that is."""
+    """What the table holds that the rows may change, and which of its files that is."""
     lake, table = context.lake, pipeline.table
     if not lake.has(table):
         return None, EVERYTHING
-    if not pipeline.entity:
+    if not has_buckets(pipeline):
         return lake.read(context.spark, table, whole=True), EVERYTHING
-    found = rows.select(_bucket(pipeline).alias(BUCKET)).distinct().collect()
-    buckets = frozenset(str(row[BUCKET]) for row in found)
-    df = lake.read(context.spark, table, only=lambda v: v[BUCKET] in buckets, whole=True)
-    return df.drop(BUCKET), Replacing(BUCKET, buckets)
+    touched = touched_by(pipeline, rows, context.reach(pipeline))
+    df = lake.read(context.spark, table, only=touched.has, whole=True)
+    return df.drop(BUCKET), touched
 
 
 def _stage_side(
@@ -240,16 +259,8 @@ def with_events(pipeline: Pipeline, made: Output, rows: DataFrame) -> Output:
 
 
 def _partition_by(pipeline: Pipeline) -> tuple[str, ...]:
-    bucket = (BUCKET,) if pipeline.sink == "replace" and pipeline.entity else ()
+    bucket = (BUCKET,) if has_buckets(pipeline) else ()
     return (*bucket, *pipeline.partition_by)
-
-
-def _bucket(pipeline: Pipeline) -> Any:
-    """The bucket of an entity."""
-    from pyspark.sql import functions as f
-
-    parts = [f.coalesce(f.col(name).cast("string"), f.lit("")) for name in pipeline.entity]
-    return f.pmod(f.xxhash64(*parts), f.lit(_BUCKETS)).cast("int")
 
 
 def upsert(table: DataFrame | None, rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:

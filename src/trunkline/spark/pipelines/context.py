@@ -46,6 +46,13 @@ class Context:
         is_copy = pipeline.table == EVENTS and self.sources is None
         return self.source_lake.path if not is_copy and self.source_lake.has(EVENTS) else ""
 
+    def reach(self, pipeline: Pipeline) -> float:
+        """How far from a record rows of the table may be that it changes, in seconds."""
+        if isinstance(pipeline.reach, str):
+            known = pipeline.settings | dict(self.settings.get(pipeline.name, {}))
+            return float(known[pipeline.reach])
+        return pipeline.reach
+
     def publishes(self, pipeline: Pipeline) -> bool:
         return self.publish or pipeline.publish == "always"
 

@@ -58,7 +58,11 @@ class Pipeline:
 
     ``sink`` says what becomes of the rows: ``add`` them to the table, ``upsert`` them by ``keys``,
     or ``replace`` the rows of the entities that came. ``entity`` names the columns of an entity: a
-    batch reads and writes only the buckets of the table that the batch's entities are in.
+    batch reads and writes only the buckets of the table that the batch's entities are in. ``span``
+    names the first and the last time of a row instead, in a table of what happened when. A batch
+    then reads and writes only the periods of the table that its records are in or near to
+    (``reach``: seconds, or the setting that has them), and the rows for which ``is_open`` is true.
+    With ``add``, ``reach`` is how far from its records a batch looks at what the table has.
 
     ``stream`` and ``watermark`` are for joins and windows that keep their state in Spark.
     """
@@ -78,6 +82,9 @@ class Pipeline:
     sink: Sink = "add"
     keys: tuple[str, ...] = ()
     entity: tuple[str, ...] = ()
+    span: tuple[str, str] | None = None
+    reach: float | str = 0.0
+    is_open: str = ""
     table: str = ""
     quarantine: str = ""  # the side table of the rows that it refuses
     partition_by: tuple[str, ...] = ()

@@ -43,6 +43,7 @@ WHERE = ("topic", "partition", "offset")
     reads_damaged=True,
     quarantine=QUARANTINE,
     partition_by=("topic",),
+    reach="window_s",
     chart=("topic", "rows"),
 )
 def transform(
@@ -217,8 +218,9 @@ def repeated(rows: DataFrame, table: DataFrame | None, window_s: float) -> DataF
     if table is None:
         groups = groups.where("size(came) > 1").withColumn("passed", none)
     else:
-        near = _near(rows, table, window_s)
-        passed = near.groupBy(*same).agg(f.collect_list("at").alias("passed"))
+        before = table.select(*same[:2], f.coalesce("idem_key", "id").alias("same"), "timestamp")
+        times = f.collect_list(f.unix_micros("timestamp")).alias("passed")
+        passed = before.groupBy(*same).agg(times)
         groups = groups.join(passed, list(same), "left").where(
             "size(came) > 1 OR passed IS NOT NULL"
         )
@@ -228,22 +230,6 @@ def repeated(rows: DataFrame, table: DataFrame | None, window_s: float) -> DataF
             named_struct('ok', a.ok, 'bad', array_append(a.bad, x.offset)),
             named_struct('ok', array_append(a.ok, x.at), 'bad', a.bad))).bad"""
     return groups.select("topic", "partition", f.explode(f.expr(fold)).alias("offset"))
-
-
-def _near(rows: DataFrame, table: DataFrame, window_s: float) -> DataFrame:
-    """What the table has of the time around the rows."""
-    from pyspark.sql import functions as f
-
-    low, high = rows.agg(f.min("timestamp"), f.max("timestamp")).collect()[0]
-    span = f.expr(f"make_dt_interval(0, 0, 0, {window_s})")
-    return table.where(
-        (f.col("timestamp") >= f.lit(low) - span) & (f.col("timestamp") <= f.lit(high) + span)
-    ).select(
-        "topic",
-        "partition",
-        f.coalesce("idem_key", "id").alias("same"),
-        f.unix_micros("timestamp").alias("at"),
-    )
 
 
 def counted(judged: DataFrame, on_fail: dict[str, str]) -> DataFrame:

@@ -19,7 +19,8 @@ EXACT = 4096  # different keys of one hour that are counted exactly; more are es
     columns="topic,type,timestamp,key,actor,value",
     sink="replace",
     reads_once=True,
-    entity=("topic", "type"),
+    span=("hour", "hour"),
+    reach=3600.0,
     chart=("topic", "events"),
 )
 def transform(df: DataFrame, table: DataFrame | None = None) -> DataFrame:

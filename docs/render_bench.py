@@ -24,8 +24,8 @@ FIVE = re.compile(r"(<!-- numbers -->\n).*?(<!-- /numbers -->)", re.S)
 PICKED = {
     "publish-64-nats-async": "durable publishes, 64 at a time, beside a peer that does not sync",
     "publish-64-nats-sync": "the same beside a peer that syncs each event",
-    "end-to-end-p95": "publish to handler, p95 at 1,000 a second",
     "ws-publish-64-nats-sync": "the same through a broker, over WebSocket",
+    "end-to-end-p95": "publish to handler at 1,000 a second, p95, beside one bare sync",
     "spark-scan": "a Spark scan of the log",
 }
 NOTHING = "There are no numbers yet: run `make bench`.\n"

@@ -92,13 +92,14 @@ def make(cls: type[T], values: dict[str, Any]) -> T:
     except (msgspec.ValidationError, UnicodeError) as error:
         named = values if isinstance(values, dict) else {}
         unknown = [name for name in named if name not in cls.__struct_fields__]
-        hint = _choices(cls, values)
+        hint, said = _choices(cls, values), reason(error)
         if unknown:
+            said = f"there is no option {unknown[0]}"
             guess = nearest(str(unknown[0]), cls.__struct_fields__)
             known = f"known options: {', '.join(cls.__struct_fields__)}"
             hint = f"did you mean {guess}?" if guess else known
         whose = cls.__name__.removesuffix("Options").lower()
-        raise InvalidOption(f"{reason(error)} (an option of the {whose})", hint=hint) from error
+        raise InvalidOption(f"{said} (an option of the {whose})", hint=hint) from error
 
 
 def changed(options: Options) -> dict[str, Any]:

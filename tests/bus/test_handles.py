@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec import structs
 
-from trunkline.bus.handles import HandleState, LeaseHandle, Taker, ack, extend, nack
+from trunkline.bus.handles import HandleState, LeaseHandle, Taker, ack, extend, nack, term
 from trunkline.errors import InvalidOption
 from trunkline.event import Event
 from trunkline.group import Group
@@ -79,6 +79,20 @@ async def test_an_ack_after_the_lease_counts_while_nobody_has_the_record(
     assert await Taker(store, "t", "g", draw=lambda: 0.99).take(1) == []  # waits for its backoff
 
     assert (await nack(store, held.handle)).standing is HandleState.FREE
+    assert await ack(store, held.handle) is HandleState.FREE
+    assert await ack(store, held.handle) is HandleState.SETTLED
+
+
+async def test_a_lease_that_ran_out_is_lost_though_no_member_has_looked_since(
+    store: Store, clock: ManualClock
+) -> None:
+    await publish(store, 1)
+    [held] = await taker(store, lease_s=1.0).take(1)
+    clock.advance(2)
+
+    assert await extend(store, held.handle) is HandleState.FREE
+    assert (await nack(store, held.handle)).standing is HandleState.FREE
+    assert await term(store, held.handle) is HandleState.FREE
     assert await ack(store, held.handle) is HandleState.FREE
     assert await ack(store, held.handle) is HandleState.SETTLED
 

@@ -33,6 +33,8 @@ def test_the_program_alone_prints_grouped_help_with_examples(run: Run) -> None:
     ("words", "said"),
     [
         ("pubb", "there is no command 'pubb': did you mean pub?"),
+        ("lag", "there is no command 'lag': did you mean group lag?"),
+        ("seek t g", "there is no command 'seek': did you mean group seek?"),
         ("topic lst", "there is no command 'lst': did you mean ls?"),
         ("qqqq", "there is no command 'qqqq': trunkline help lists them"),
         ("topic ls --jsn", "there is no option --jsn: did you mean --json?"),
@@ -45,6 +47,9 @@ def test_the_program_alone_prints_grouped_help_with_examples(run: Run) -> None:
         ("grep t --where 'error = 1'", 'of a dead letter: headers."dlq-error"'),
         ("grep t --where 'nam = 1'", "a field of the payload is payload.nam"),
         ("grep t --where 'prioritty = 1'", "did you mean priority?"),
+        ("grep t --where 'type = placed'", "text stands in single quotes: 'placed'"),
+        ("grep t --where 'ts > now()'", "there is no function now"),
+        ("grep t --where \"priority > 'low'\"", "priority in ('high', 'critical')"),
         ("grep t --where 'payload.id ='", "a value is missing behind the operator"),
     ],
 )

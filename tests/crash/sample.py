@@ -110,8 +110,8 @@ def look(root: str) -> View:
             (added,) = append(folder, TOPIC, [12])
         except TrunklineError as error:
             added = error
-            if isinstance(error, Corrupt):  # it is said once; then publishing goes on
-                append(folder, TOPIC, [12])
+            if isinstance(error, Corrupt) and not error.path.endswith("topics.json"):
+                append(folder, TOPIC, [12])  # it is said once; then publishing goes on
         return View(first, later, settled, read(), added)
     finally:
         folder.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import trunkline
 from trunkline.errors import Corrupt, TrunklineError
 from trunkline.folder import Folder
 from trunkline.folder import topics_file as defined
@@ -65,3 +66,15 @@ def test_a_folder_has_its_own_name_or_none(tmp_path: Path) -> None:
             assert Folder(str(tmp_path), options).id == name
     marker.write_bytes(b'{"format":1,"id":"early"}\n')
     assert Folder(str(tmp_path), options).id == "early"
+
+
+async def test_a_damaged_file_refuses_each_publish(tmp_path: Path) -> None:
+    async with trunkline.connect(f"file:{tmp_path}") as bus:
+        await bus.define("t", partitions=2)
+        await bus.publish("t", 1)
+    (tmp_path / "topics.json").write_bytes(b"{")
+
+    async with trunkline.connect(f"file:{tmp_path}") as bus:
+        for _ in range(2):  # default options would be a guess
+            with pytest.raises(Corrupt, match="damaged: it ends"):
+                await bus.publish("t", 2)

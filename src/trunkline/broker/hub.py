@@ -395,11 +395,10 @@ class Hub:
             missing = decision.missing
             self.system.audit_denial(**facts, missing=missing, rule=decision.rule)
         logger.warning(
-            "denied: %s may not %s %s (missing: %s)",
-            who.agent or "nobody",
-            action,
-            topic,
-            missing,
+            "denied: %s may not %s (missing: %s)",
+            who.agent or "a client without a name",
+            f"{action} {topic}".rstrip(),
+            missing or "a valid token",
             extra={**facts, "missing": missing},
         )
 

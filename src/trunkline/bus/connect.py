@@ -12,6 +12,7 @@ from trunkline.bus import Bus
 from trunkline.bus.local import LocalBus
 from trunkline.clock import Clock
 from trunkline.errors import InvalidOption
+from trunkline.explain import nearest
 from trunkline.middleware import check
 from trunkline.options import BusOptions, ConnectFields, make
 from trunkline.store import check_url, open_store, options_for
@@ -126,9 +127,12 @@ def open_local(
     mine = {name: given.pop(name) for name in _BUS if name in given}
     known = frozenset(options_for(url).__struct_fields__)
     if unknown := given.keys() - known:
+        guess = nearest(min(unknown), known | _BUS)
         raise InvalidOption(
             f"there is no option {', '.join(sorted(unknown))}",
-            hint=f"known options: {', '.join(sorted(known | _BUS))}",
+            hint=f"did you mean {guess}?"
+            if guess
+            else f"known options: {', '.join(sorted(known | _BUS))}",
         )
     check(middleware)  # a wrong argument is refused before a folder is made
     make(BusOptions, mine)

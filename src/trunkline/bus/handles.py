@@ -113,11 +113,12 @@ class HandleState(Enum):
     GONE = "gone"  # the group was moved or removed, or never lent the record to this handle
 
 
-def standing(group: Group, lease: Lease) -> HandleState:
+def standing(group: Group, lease: Lease, now: float) -> HandleState:
+    """A lease that ran out stands no longer, also while no member has looked at the group since."""
     if not group.created or group.era != lease.era:
         return HandleState.GONE
     if group.holds(lease):
-        return HandleState.HELD
+        return HandleState.HELD if group.leases[lease.offset].until > now else HandleState.FREE
     if group.is_settled(lease.offset):
         return HandleState.SETTLED
     # A handle is text that anybody can write: one for a record that was not lent yet, or that is
@@ -287,7 +288,7 @@ async def ack(store: Store, handle: LeaseHandle) -> HandleState:
     """
 
     def step(group: Group) -> HandleState:
-        found = standing(group, handle.lease)
+        found = standing(group, handle.lease, store.clock.monotonic())
         if found in (HandleState.HELD, HandleState.FREE):
             group.ack([handle.lease])
         return found
@@ -299,8 +300,10 @@ async def extend(store: Store, handle: LeaseHandle, lease_s: float = LEASE_S) ->
     """Let the lease last ``lease_s`` from now on. Only ``HELD`` says that it does."""
 
     def step(group: Group) -> HandleState:
-        found = standing(group, handle.lease)
-        group.extend(handle.lease, now=store.clock.monotonic(), lease_s=lease_s)
+        now = store.clock.monotonic()
+        found = standing(group, handle.lease, now)
+        if found is HandleState.HELD:
+            group.extend(handle.lease, now=now, lease_s=lease_s)
         return found
 
     return await _change(store, handle, step)
@@ -325,11 +328,14 @@ async def nack(
     lease = handle.lease
 
     def step(group: Group) -> Nacked:
-        found = standing(group, lease)
+        now = store.clock.monotonic()
+        found = standing(group, lease, now)
+        if found is not HandleState.HELD:
+            return Nacked(found)
         wait_s = delay_s
         if wait_s is None:
             wait_s = backoff_s(group.options, lease.attempt, random.random())
-        dead = group.fail(lease, now=store.clock.monotonic(), delay_s=wait_s)
+        dead = group.fail(lease, now=now, delay_s=wait_s)
         return Nacked(found, bool(dead), wait_s)
 
     done = await _change(store, handle, step)
@@ -344,8 +350,10 @@ async def term(
     """Make the record a dead letter now. Only ``HELD`` says that something was changed."""
 
     def step(group: Group) -> HandleState:
-        found = standing(group, handle.lease)
-        group.hold(handle.lease, now=store.clock.monotonic())
+        now = store.clock.monotonic()
+        found = standing(group, handle.lease, now)
+        if found is HandleState.HELD:
+            group.hold(handle.lease, now=now)
         return found
 
     found = await _change(store, handle, step)

@@ -159,8 +159,9 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         known = [str(choice) for choice in action.choices]
-        guess = _nearest(str(value), known)
         what = "command" if isinstance(action, argparse._SubParsersAction) else "value"
+        guess = _of_a_noun(value) if "group" in known else None
+        guess = guess or _nearest(str(value), known)
         if guess:
             said = f"did you mean {guess}?"
         elif len(known) <= _SHOWN:
@@ -186,6 +187,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_ARGUMENTS, f"trunkline: {message} (see {self.prog} --help)\n")
+
+
+def _of_a_noun(verb: str) -> str | None:
+    """The command that was meant where its noun was left out: ``group lag`` for ``lag``."""
+    for noun in ("group", "topic", "dlq"):
+        commands = argparse.ArgumentParser().add_subparsers()
+        import_module(f"trunkline.cli.{VERBS[noun][0]}").register(commands)
+        for action in commands.choices[noun]._actions:
+            if isinstance(action, argparse._SubParsersAction) and verb in action.choices:
+                return f"{noun} {verb}"
+    return None
 
 
 def _nearest(word: str, known: Iterable[str]) -> str | None:

@@ -140,7 +140,7 @@ def _column_hint(text: str, name: str) -> str:
         return f'of a dead letter: headers."dlq-{name}"; a field of the payload: payload.{name}'
     guess = nearest(name, COLUMNS)
     if guess is not None:
-        return f"did you mean {guess}?"
+        return f"did you mean {guess}? text stands in single quotes: '{name}'"
     return f"a field of the payload is payload.{name}; columns: {', '.join(COLUMNS)}"
 
 
@@ -480,6 +480,9 @@ class _Reader:
         name = _name(tree)
         allowed = _ARGS.get(name)
         if allowed is None or any(v and k not in allowed for k, v in tree.args.items()):
+            if name == "Anonymous":
+                known = ", ".join(sorted(call.lower() for call in _CALLS))
+                self.refuse(tree, f"there is no function {tree.name}", f"functions: {known}")
             self.refuse(tree, f"a where has no {name.upper()} of this form")
         if depth > DEPTH_MAX:
             self.refuse(tree, f"nested deeper than {DEPTH_MAX}")
@@ -633,6 +636,9 @@ class _Reader:
 
     def compare(self, tree: Any, name: str, left: _Term, right: _Term) -> _Term:
         kinds = {left.kind, right.kind}
+        if name not in ("EQ", "NEQ") and "`priority`" in (left.sql, right.sql):
+            hint = "for example: priority in ('high', 'critical')"
+            self.refuse(tree, "a priority is a name and has no < or >", hint)
         if "null" in kinds:
             return _NULL
         if kinds == {"any"}:

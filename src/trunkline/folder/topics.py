@@ -45,8 +45,8 @@ class FolderTopics:
         """
         now = time.monotonic()
         if now > self._look_at:
+            self._defined()  # a damaged file refuses every publish, not one now and then
             self._look_at = now + _LOOK_S
-            self._defined()
         return self._read[1].get(name, DEFAULT)
 
     def has(self, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -56,7 +57,8 @@ async def test_a_member_that_waits_and_dies_holds_up_the_others_for_a_moment_onl
         await one.change(KEY, lambda group: group.define(GroupOptions(), 0))
         await two.change(KEY, lambda _: None)
         await gone.change(KEY, lambda _: None)
-        async with one.group(KEY) as group:
+        async with AsyncExitStack() as held:  # a slow holder: a transaction never awaits
+            group = await held.enter_async_context(one.group(KEY))
             waiting = asyncio.ensure_future(gone.change(KEY, lambda _: None))
             line = one._server.groups
             while not (await line.find_one({}) or {}).get("queue"):

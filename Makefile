@@ -7,7 +7,8 @@ LIGHT := $(VENV)/.light
 SPARK := $(VENV)/.spark
 READY := $(VENV)/.ready
 TOUR := .tour
-JOBS ?= 2
+# Many tests wait for other processes, so there are more workers than cores.
+JOBS ?= 4
 ARGS ?=
 
 NEW := 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
@@ -54,7 +55,7 @@ setup: $(READY)
 
 run: $(LIGHT)
 	@$(BIN)/python examples/tour.py --url file:$(TOUR)/bus
-	@$(MAKE) --no-print-directory $(SPARK)
+	@$(MAKE) --no-print-directory -s $(SPARK)
 	@$(BIN)/python examples/spark_day.py --folder $(TOUR) $(ARGS)
 
 test: $(READY)
@@ -74,7 +75,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.bench $(if $(ONLY),--only "$(ONLY)")
 
 prove: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow $(ARGS)
 
 docs: $(READY)
 	$(BIN)/python -m pytest tests/repo/test_docs.py $(ARGS)

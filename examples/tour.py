@@ -189,6 +189,7 @@ async def tour(url: str) -> None:
     async with trunkline.connect(url, audit=1.0) as bus:  # so that Spark can tell the latency
         await publish(bus)
         title("2. Two groups, each with its own place in the log")
+        say("There are no pots and one price is wrong: these two orders fail on purpose.")
         shop = Shop(bus)
         await bus.drain(timeout_s=20)
         title("3. Dead letters: what no retry could help, in the topic orders.DLQ")

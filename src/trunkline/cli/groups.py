@@ -292,8 +292,10 @@ def run_info(args: argparse.Namespace) -> int:
         if row.get("again"):
             out.say(f"redriven {' '.join(map(str, row['again']))}")
         if row.get("held"):
+            out.say("leased")
             out.table(row["held"], ("offset", "attempt", "member", "seconds_left"))
         if row.get("retrying"):
+            out.say("waiting for a retry")
             out.table(row["retrying"], ("offset", "attempts", "seconds_left"))
     return OK
 

@@ -41,9 +41,13 @@ from trunkline.store.mongo.topics import TopicDocuments
 
 BATCH_BYTES: Final = 12 * 1024 * 1024  # a document holds 16 MiB: events, and their keys again
 _STALE_S: Final = 60.0  # a writer that knows the end for so long reads it again
-_ASIDE_S: Final = 0.02  # a writer that lost a race steps aside for so long, at most
-_MOST_ASIDE_S: Final = 0.1  # also after many
+_AGAIN_S: Final = 0.02  # a writer that lost a race once tries again after so long, at most
+_TURN_S: Final = 0.12  # how long a writer steps aside for each of the others that write
+_MOST_ASIDE_S: Final = 0.5  # also for many
 _LEAST_S: Final = 10.0  # how long a writer tries while others are first, at least
+
+_FIELDS: Final = {"first": 1, "n": 1, "keys": 1, "nonce": 1}
+_WRITER: Final = 8  # characters of a nonce that name the writer
 
 Key = tuple[int, float, str]  # offset, time and id of the first event with an idempotency key
 
@@ -75,6 +79,32 @@ class PartitionEnd:
         self.has_keys = False
         self.lock = asyncio.Lock()
         self.waiting: list[_Job] = []
+        self._losses = 0  # since the last append
+        self._others = 1  # how many other writers there were when it last stepped aside
+
+    @property
+    def is_challenger(self) -> bool:
+        return self._losses > 0
+
+    def won(self) -> None:
+        self._losses = 0
+
+    def aside_s(self) -> float:
+        """How long a writer that lost a race leaves the partition to others. Briefly at first: the
+        other may write only now and then. If it loses again, for the turns of all others: each
+        insert that meets another one costs both. After a turn it tries twice.
+        """
+        self._losses += 1
+        if self._losses == 1:
+            return random.uniform(0, _AGAIN_S)
+        if self._losses % 2:
+            return 0.0
+        turn = min(self._others * _TURN_S, _MOST_ASIDE_S)
+        return random.uniform(turn / 2, turn)
+
+    def count_others(self, batches: Sequence[Document]) -> None:
+        """What was appended while this writer stepped aside tells how many others there are."""
+        self._others = max(1, len({found["nonce"][:_WRITER] for found in batches}))
 
     def remember(self, keys: dict[str, Key], options: TopicOptions) -> None:
         for key, found in keys.items():
@@ -103,11 +133,13 @@ class PartitionEnd:
 class BatchDocument:
     """The records of one document, made from the jobs that wait."""
 
-    def __init__(self, partition: PartitionEnd, options: TopicOptions, now: float) -> None:
+    def __init__(
+        self, partition: PartitionEnd, options: TopicOptions, now: float, writer: str
+    ) -> None:
         self._partition = partition
         self._window = options.dedup_window_s
         self._now = now
-        self.nonce = secrets.token_hex(6)
+        self.nonce = writer + secrets.token_hex(6)
         self.records: list[Document] = []
         self.keys: dict[str, Key] = {}
         self._times: list[datetime] = []
@@ -173,6 +205,7 @@ class Appender:
         self._log = log
         self._partitions: dict[LogPlace, PartitionEnd] = {}
         self._turn = 0
+        self._writer = secrets.token_hex(_WRITER // 2)
 
     async def append(
         self, topic: str, events: Sequence[Event], bodies: Sequence[bytes]
@@ -251,18 +284,18 @@ class Appender:
         self, place: LogPlace, partition: PartitionEnd, options: TopicOptions, jobs: list[_Job]
     ) -> list[list[Receipt]]:
         log, durability = self._concern(options)
-        started, losses = time.monotonic(), 0
+        started = time.monotonic()
         give_up = started + max(self._server.options.patience_s, _LEAST_S)
         while True:
             await self._catch_up(place, partition, options)
-            batch = BatchDocument(partition, options, self._server.clock.now().timestamp())
+            now = self._server.clock.now().timestamp()
+            batch = BatchDocument(partition, options, now, self._writer)
             results = [batch.add(job, place, durability) for job in jobs]
             if not batch.records:
                 return results
-            others = await self._place(log, batch, place, losses, give_up)
+            others = await self._place(log, batch, place, partition, give_up)
             if not others:
                 break
-            losses += 1
             partition.take_in(others, options)
             if time.monotonic() > give_up:
                 raise LockTimeout(
@@ -272,42 +305,71 @@ class Appender:
                 )
         partition.next += len(batch.records)
         partition.known_at = time.monotonic()
+        partition.won()
         partition.remember(batch.keys, options)
         if not await self._topics.is_current(place):
             raise _Removed
         return results
 
     async def _place(
-        self, log: Collection, batch: BatchDocument, place: LogPlace, losses: int, give_up: float
+        self,
+        log: Collection,
+        batch: BatchDocument,
+        place: LogPlace,
+        partition: PartitionEnd,
+        give_up: float,
     ) -> list[Document]:
         """Insert the batch. Empty if it is there, else the batches that others have in its place
         and behind it.
         """
         document = batch.document(place)
-        aside_s = min((losses + 1) * _ASIDE_S, _MOST_ASIDE_S)
         while True:
+            found: list[Document] = []
             try:
-                await log.insert_one(document)
-            except DuplicateKeyError:
-                pass  # another writer was first, or this one was sent twice
+                there = await self._try(log, document, partition.is_challenger)
+            except DuplicateKeyError:  # another writer was first, or this one was sent twice
+                found = await self._since(place, document["first"])
             except DocumentTooLarge as error:
                 raise InvalidEvent(f"MongoDB cannot hold this batch: {error}") from None
             except PyMongoError as error:
                 if not _is_unsure(error) or time.monotonic() > give_up:
                     raise
             else:
-                return []
-            # The first writer has the next batch ready: a race at once would be lost again.
-            await asyncio.sleep(random.uniform(0, aside_s))
-            found = await self._since(place, document["first"])
+                if there is None:
+                    return []
+                found = [there]
+            if not found or found[0]["_id"] != document["_id"]:
+                # A batch is there that a majority does not have yet: it may go, or come to stay.
+                await asyncio.sleep(random.uniform(0, _AGAIN_S))
+                found = await self._since(place, document["first"])
             if found and found[0]["_id"] == document["_id"]:
-                return [] if found[0]["nonce"] == batch.nonce else found
-            # A batch is there that a majority does not have yet: it may go, or come to stay.
+                if found[0]["nonce"] == batch.nonce:
+                    return []
+                if aside_s := partition.aside_s():
+                    await asyncio.sleep(aside_s)
+                    found = await self._since(place, document["first"])
+                    partition.count_others(found)
+                return found
+
+    async def _try(
+        self, log: Collection, document: Document, is_challenger: bool
+    ) -> Document | None:
+        """Insert a batch. None if it is there, else, or by ``DuplicateKeyError``, another one is.
+
+        A challenger is told the other batch by the same command, so it knows the end as soon as the
+        writer of that batch does. The server answers it, too, once a majority has that batch: with
+        a lesser write concern it would not.
+        """
+        if not is_challenger or log.write_concern.document.get("w") != "majority":
+            await log.insert_one(document)
+            return None
+        name, rest = {"_id": document["_id"]}, {**document}
+        del rest["_id"]
+        return await log.find_one_and_update(name, {"$setOnInsert": rest}, _FIELDS, upsert=True)
 
     async def _since(self, place: LogPlace, start: int) -> list[Document]:
         """The batches that a majority has, from an offset on, without their records."""
-        fields = {"first": 1, "n": 1, "keys": 1, "nonce": 1}
-        found = self._server.log.find({"_id": place.since(start)}, fields)
+        found = self._server.log.find({"_id": place.since(start)}, _FIELDS)
         return [document async for document in found.sort("_id", 1)]
 
     def _concern(self, options: TopicOptions) -> tuple[Collection, Promise]:

@@ -14,6 +14,7 @@ from trunkline.store.mongo.rows import from_body, micros
 from trunkline.store.mongo.server import Collection, Server
 
 _YOUNG_S: Final = 600.0  # no younger batch is removed
+_MOST_BATCHES: Final = 20  # that one query asks for
 _FIELDS: Final = {"first": 1, "n": 1, "records.offset": 1, "records.body": 1}
 
 
@@ -54,15 +55,28 @@ class Log:
                 next=end,
             )
         found: list[Record] = []
-        span = {"_id": place.since(await self._base(place, start))}
-        async for batch in self._batches.find(span, _FIELDS, batch_size=20).sort("_id", 1):
-            self._last[place] = (batch["first"], batch["first"] + batch["n"])
-            for row in batch["records"]:
-                if row["offset"] >= start:
-                    found.append(Record(from_body(row["body"]), place.partition, row["offset"]))
-                    if len(found) == limit:
-                        return found
-        return found
+        start_at = await self._base(place, start)
+        while True:
+            count, got = self._count_for(place, limit - len(found)), 0
+            span = {"_id": place.since(start_at)}
+            async for batch in self._batches.find(span, _FIELDS).sort("_id", 1).limit(count):
+                got += 1
+                start_at = batch["first"] + batch["n"]
+                self._last[place] = (batch["first"], start_at)
+                for row in batch["records"]:
+                    if row["offset"] >= start:
+                        found.append(Record(from_body(row["body"]), place.partition, row["offset"]))
+                        if len(found) == limit:
+                            return found
+            if got < count:
+                return found
+
+    def _count_for(self, place: LogPlace, limit: int) -> int:
+        """How many batches to ask for: enough if they are as long as the last one that was read.
+        One more, as the first may be read already, up to its last records.
+        """
+        first, following = self._last.get(place, (0, limit))
+        return min(limit // max(following - first, 1) + 2, _MOST_BATCHES)
 
     async def _base(self, place: LogPlace, start: int) -> int:
         """The first offset of the batch that holds ``start``. Most often the last one we read."""

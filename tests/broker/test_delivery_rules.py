@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import struct
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import uvloop
 
 from trunkline.broker.server import Broker
+from trunkline.broker.session import Session
 from trunkline.bus.connect import connect
+from trunkline.bus.remote import RemoteBus
+from trunkline.bus.remote_subscription import RemoteSubscription
 from trunkline.options import BrokerOptions
 
 from .client import Launch, Peer, peer, until
@@ -227,3 +234,38 @@ async def test_restarts_of_a_broker_count_as_no_try(launch: Launch, tmp_path: Pa
             await ending
     async with connect(f"file:{tmp_path / 'bus'}") as bus:
         assert [one async for one in bus.dead_letters("t").letters()] == []
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_acks_that_a_killed_client_had_sent_are_taken_in(run: Any) -> None:
+    """The broker writes to it first, before it reads the acks."""
+
+    async def scene() -> None:
+        options = BrokerOptions(url="memory:", port=0, metrics_s=0)
+        async with Broker(options) as broker, connect(broker.url) as bus:
+            for n in range(20):
+                await bus.publish("t", n)
+            async with bus.subscribe("t", group="g") as stream:
+                assert isinstance(bus, RemoteBus)
+                assert isinstance(stream, RemoteSubscription)
+                await anext(stream.batches(20, wait_s=5.0))
+                (session,) = broker.hub.sessions
+                assert isinstance(session, Session)
+                wire = bus.link._transport.underlying_transport.get_extra_info("socket")
+                frame = {"topic": "t", "partition": 0, "group": "g", "offset": 1}
+                acks = {"type": "ACK", **frame, "offsets": list(range(2, 21))}
+                bus.link.send(msgspec.json.encode(acks))
+                bus.link.flush()
+                # What the kernel does for a process that is killed with frames unread.
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                bus.link._transport.underlying_transport.abort()
+                await asyncio.sleep(0)
+                for _ in range(3):
+                    session.put(b'{"type":"OK"}')
+                    session.flush()
+                async with asyncio.timeout(5):
+                    while session in broker.hub.sessions:
+                        await asyncio.sleep(0.01)
+            assert await floor(broker) == 20
+
+    run(scene())

@@ -84,9 +84,13 @@ async def test_the_same_behind_a_broker(tmp_path: Path, workers: int, how: str) 
     options = BrokerOptions(url=f"file:{tmp_path / 'bus'}", port=0, metrics_s=0)
     async with Broker(options) as broker:
         await fill(broker.url, 0)
-        # A killed client takes acks along that it had not sent: then the broker may take a record
-        # that was done for the one in hand, and the try of the bad one goes uncounted.
-        assert await run_until_it_ends_well(broker.url, workers, how) > POLICY.max_retries
+        kills = await run_until_it_ends_well(broker.url, workers, how)
+        if how == "batches":  # the acks of a batch leave before the next batch is read
+            assert kills == POLICY.max_retries + 1
+        else:
+            # A killed client takes acks along that waited to be sent: then the broker may take a
+            # record that was done for the one in hand, and the try of the bad one goes uncounted.
+            assert kills > POLICY.max_retries
         assert await dead(broker.url) == [BAD]
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -40,6 +41,7 @@ _NAME_CHARS = 100
 _HIGH_WATER_BYTES = 16 * 1024  # the kernel takes more: this is for clients that do not read
 _READ_BYTES = 4096
 _READ_MAX_BYTES = 256 * 1024  # at once: what was read is handled before reading can be held up
+_REST_BYTES = 1024 * 1024
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -329,8 +331,22 @@ def protocol_for(hub: Hub, gate: Gate, ops: dict[str, Op]) -> type[WSProtocol]:
                 if not raw.is_closing() and not self.listener.is_seen_off:
                     raw.pause_reading()  # or a frame that was refused could be sent all the same
 
+        def connection_lost(self, exc: Exception | None) -> None:
+            if exc is not None:
+                self._read_rest()
+            super().connection_lost(exc)
+
+        def _read_rest(self) -> None:
+            """A write found that the client is gone. What it sent before it went is still there:
+            its acks must count, or records that are done would have failed.
+            """
+            raw = self.transport.underlying_transport
+            if raw.get_extra_info("ssl_object") is None:
+                with contextlib.suppress(OSError, ValueError):
+                    self.data_received(os.read(raw.get_extra_info("socket").fileno(), _REST_BYTES))
+
         def data_received(self, data: bytes) -> None:
-            """The request that uvicorn has read already."""
+            """The request that uvicorn has read already, or what is read last."""
             while data:
                 room = self.get_buffer(len(data))
                 count = min(len(room), len(data))

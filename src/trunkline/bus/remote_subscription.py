@@ -314,6 +314,9 @@ class RemoteSubscription:
     def settle_all(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             self.settle(delivery, Outcome.ACK, None, "")
+        # The next batch may be here, and its reader goes on at once. If that batch kills the
+        # process, the acks must not go with it: records that are done would count as tries.
+        self._bus.link.flush()
 
     def give_back(self, delivery: Delivery) -> None:
         """A delivery behind one that failed: the broker takes it back with that one."""

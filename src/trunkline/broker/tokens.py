@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -21,17 +21,22 @@ from trunkline.access import (
     principal_of,
     token_id,
 )
+from trunkline.clock import Clock
 from trunkline.errors import NotFound
-from trunkline.patterns.topic_table import TopicTable
-
-if TYPE_CHECKING:
-    from trunkline.bus import Bus
+from trunkline.patterns.topic_table import TableBus, TopicTable
 
 TOPIC = "system.access"
 
 
+class RightsBus(TableBus, Protocol):
+    """What rights need of a bus: their table, and the time."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+
 class Rights:
-    def __init__(self, bus: Bus, *, forced: bool = False) -> None:
+    def __init__(self, bus: RightsBus, *, forced: bool = False) -> None:
         self._bus = bus
         self._table = TopicTable(bus, TOPIC, Token, self._take)
         self._forced = forced

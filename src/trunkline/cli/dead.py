@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from trunkline.cli import ERROR, OK, Commands, branch, leaf, width
 from trunkline.cli.arguments import add_bounds, at_least, bus_path, choose_bus
@@ -29,7 +29,6 @@ from trunkline.options import StoreOptions
 
 if TYPE_CHECKING:
     from trunkline.bus import DeadLetters
-    from trunkline.store import Store
 
 _NAMED = 8  # letters of one error that are named
 _COLUMNS = ("letter", "topic", "partition", "offset", "group", "attempts", "reason", "error", "at")
@@ -113,7 +112,7 @@ async def _open(
     if reading:
         folder = Folder(path, StoreOptions(create=False, allow_network=network))
         with closing(folder):
-            still = cast("Store", StillStore(folder))
+            still = StillStore(folder)
             yield set(folder.topics()), lambda topic: Desk(still, dead_topic(topic), folder.clock)
         return
     from trunkline.store.file import FileStore

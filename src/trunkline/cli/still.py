@@ -10,12 +10,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from trunkline.clock import Clock
+from trunkline.errors import Conflict
 from trunkline.event import Bounds, Event, Receipt, Record
 from trunkline.folder import Folder
 from trunkline.folder.direct import DirectBus
 from trunkline.group import Group
 from trunkline.names import GroupKey
 from trunkline.options import TopicOptions, merged
+from trunkline.store.bell import Bell
 
 T = TypeVar("T")
 
@@ -61,10 +63,7 @@ class StillStore:
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
-        self.clock: Clock = folder.clock
-
-    async def topics(self) -> dict[str, TopicOptions]:
-        return self.folder.topics()
+        self.bell = Bell()
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
         return self.folder.bounds(topic, partition)
@@ -77,3 +76,6 @@ class StillStore:
 
     async def update(self, key: GroupKey, step: Callable[[Group], T]) -> T:
         return self.folder.look(key, step)
+
+    async def change(self, key: GroupKey, verb: Callable[[Group], T]) -> T:  # noqa: ARG002
+        raise Conflict(f"{key.group} is opened to be looked at", code="read_only")

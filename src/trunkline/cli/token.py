@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,9 +16,6 @@ from trunkline.cli import branch, leaf
 from trunkline.cli.arguments import bus_path, bus_url, duration
 from trunkline.cli.render import Printer
 from trunkline.errors import InvalidOption
-
-if TYPE_CHECKING:
-    from trunkline.bus import Bus
 
 T = TypeVar("T")
 
@@ -140,7 +137,7 @@ def _with_rights(
     with closing(DirectBus(path, create=make, allow_network=args.allow_network)) as direct:
 
         async def run() -> T:
-            rights = Rights(cast("Bus", StillBus(direct)))
+            rights = Rights(StillBus(direct))
             await rights.refresh()
             return await job(rights)
 

@@ -7,20 +7,23 @@ books: a letter it has settled was redriven or dropped.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from datetime import datetime
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from trunkline.check import check_count
 from trunkline.clock import Clock
 from trunkline.errors import Corrupt, InvalidName, InvalidOption, NotFound, OutOfRange
-from trunkline.event import LETTER_MARK, Event, Record, new_id
+from trunkline.event import LETTER_MARK, Bounds, Event, Record, new_id
 from trunkline.filters import Filter, to_filter
 from trunkline.group import Group
 from trunkline.names import DEAD_SUFFIX, GroupKey, dead_topic, is_dead, is_own
 from trunkline.options import LONGEST_S, GroupOptions
-from trunkline.store import Store
+from trunkline.store.bell import Bell
+
+T = TypeVar("T")
 
 DESK = "desk"
 _ERROR_BYTES = 1000
@@ -159,10 +162,28 @@ class Redrive(msgspec.Struct, frozen=True):
     refused: str = ""
 
 
+class DeskStore(Protocol):
+    """What a desk needs of a store. One that only reads refuses ``change``."""
+
+    @property
+    def bell(self) -> Bell: ...
+
+    async def bounds(self, topic: str, partition: int) -> Bounds: ...
+
+    async def read(self, topic: str, partition: int, start: int, limit: int) -> list[Record]: ...
+
+    async def groups(self) -> list[GroupKey]: ...
+
+    async def update(self, key: GroupKey, step: Callable[[Group], T]) -> T:
+        """Run ``step`` on a group. A store that only reads keeps nothing of what it does."""
+
+    async def change(self, key: GroupKey, verb: Callable[[Group], T]) -> T: ...
+
+
 class Desk:
     """The dead letters of one topic."""
 
-    def __init__(self, store: Store, topic: str, clock: Clock) -> None:
+    def __init__(self, store: DeskStore, topic: str, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self.topic = topic.removesuffix(DEAD_SUFFIX) if is_dead(topic) else topic

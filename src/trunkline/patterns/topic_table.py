@@ -7,17 +7,28 @@ for itself, so the bus needs no other place to keep them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from trunkline.event import Event
-
-if TYPE_CHECKING:
-    from trunkline.bus import Bus
+from trunkline.event import Bounds, Event, Record
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class TableBus(Protocol):
+    """What a table needs of a bus. A folder that is opened without an event loop has it, too."""
+
+    async def topics(self) -> Collection[str]: ...
+
+    async def bounds(self, topic: str, /) -> Bounds: ...
+
+    async def read(self, topic: str, start: int, /) -> Sequence[Record]: ...
+
+    async def define(self, topic: str, /, *, compact: bool) -> object: ...
+
+    async def publish(self, event: Event, /) -> object: ...
 
 
 class TopicTable(Generic[T]):
@@ -25,7 +36,7 @@ class TopicTable(Generic[T]):
     passed over: this code did not write it.
     """
 
-    def __init__(self, bus: Bus, topic: str, kind: type[T], take: Callable[[T], None]) -> None:
+    def __init__(self, bus: TableBus, topic: str, kind: type[T], take: Callable[[T], None]) -> None:
         self._bus = bus
         self._topic = topic
         self._kind = kind

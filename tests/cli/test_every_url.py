@@ -128,6 +128,16 @@ def test_a_group_receives_and_is_moved(at: Run, url: str) -> None:
     assert at("group", "lag", "orders", "billing").code == 3
 
 
+def test_a_topic_can_be_the_first_thing_on_a_server(at: Run, url: str) -> None:
+    """In a new database it was refused, and ``init`` makes folders only."""
+    made = at("topic", "create", "orders")
+    assert made.code == (0 if scheme(url) != "file" else 2)
+    if scheme(url) == "file":
+        assert "trunkline init" in made.err
+    else:
+        assert at("pub", "orders", "1").code == 0
+
+
 def test_topics_are_made_changed_and_removed(at: Run, url: str) -> None:
     at("pub", "first", "1")  # a folder is made by its first event
     assert at("topic", "create", "orders", "--partitions", "2").code == 0

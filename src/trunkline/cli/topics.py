@@ -13,6 +13,7 @@ from trunkline.cli import ERROR, OK, Commands, branch, leaf
 from trunkline.cli.arguments import (
     add_bounds,
     at_least,
+    choose_bus,
     open_log,
     parse_point,
     pick_partitions,
@@ -213,7 +214,8 @@ def _group_rows(log: Folder | FarLog, topic: str) -> list[dict[str, Any]]:
 def run_create(args: argparse.Namespace) -> int:
     check_topic(args.topic)
     options = make(TopicOptions, given(args, TopicOptions))
-    with closing(open_log(args)) as folder:
+    # ``init`` makes a folder; a database has no other beginning than its first topic or event.
+    with closing(open_log(args, create=not choose_bus(args).is_folder)) as folder:
         have = folder.topics().get(args.topic)
         if have is not None and have != options:
             raise Conflict(

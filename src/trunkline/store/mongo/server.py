@@ -174,7 +174,10 @@ class Server:
         about = await self._read_about()
         if about is None:
             if not self.options.create:
-                raise NoBus(f"there is no bus in the database {self.db.name}")
+                raise NoBus(
+                    f"there is no bus in the database {self.db.name}",
+                    hint="the first event or topic makes one",
+                )
             await self._check_ours()
             about = {"_id": "trunkline", "format": FORMAT}
             with contextlib.suppress(DuplicateKeyError):

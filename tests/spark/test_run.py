@@ -253,6 +253,29 @@ def test_one_that_fails_does_not_keep_those_that_follow(
     assert job.keep(find(["wrong"]), every_s=0.2)[0].name == "wrong"  # and it ends by itself
 
 
+def test_a_pipeline_is_told_when_it_is_done_and_not_when_all_are(
+    spark: SparkSession, tmp_path: Path, own: None
+) -> None:
+    @pipeline("early", columns="type", topics=TOPIC)
+    def early(df: DataFrame) -> DataFrame:
+        return df.select("offset", "type")
+
+    @pipeline("later", columns="type", topics=TOPIC)
+    def later(df: DataFrame) -> DataFrame:
+        return df.select("offset", "type")
+
+    fill(str(tmp_path / "bus"), 0, 10)
+    job = runner(spark, tmp_path)
+    told: list[tuple[str, bool]] = []
+
+    ran = job.run(
+        find(["later", "early"]), lambda one: told.append((one.name, job.lake.has("early")))
+    )
+
+    assert [one.name for one in ran] == ["later", "early"]
+    assert told == [("later", False), ("early", True)], "it was told at the end of their scan"
+
+
 def test_an_error_in_ones_own_code_is_told_in_one_line(
     spark: SparkSession, tmp_path: Path, own: None
 ) -> None:

@@ -5,7 +5,7 @@ log is read there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
@@ -43,12 +43,11 @@ def select_log(root: str, pattern: str, **more: str) -> Selection:
 
 @dataclass
 class LogRun:
-    """One run of pipelines that read the log."""
+    """One run of pipelines that read the log. The result of each comes when it is done."""
 
     context: Context
 
-    def run(self, pipelines: Sequence[Pipeline]) -> list[RunResult]:
-        results = []
+    def run(self, pipelines: Sequence[Pipeline]) -> Iterator[RunResult]:
         with ExitStack() as locks:
             members = []
             for pipeline in pipelines:
@@ -56,18 +55,20 @@ class LogRun:
                     locks.enter_context(self.context.alone(pipeline))
                     members.append(open_member(self.context, pipeline))
                 except Exception as error:  # noqa: BLE001 -- Spark's errors have no common base
-                    results.append(result_of(self.context.lake, pipeline, 0.0, error))
+                    yield result_of(self.context.lake, pipeline, 0.0, error)
             catalog = catalog_of(select_log(self.context.root, ".*"))
             try:
                 for member in members:
                     self._locate(catalog, member)
             finally:
                 catalog.close()
+            for member in members:
+                if not member.is_behind:
+                    yield member.result(self.context)
             while behind := [one for one in members if one.is_behind]:
-                self._turn(behind)
-            results += [member.result(self.context) for member in members]
-        names = [one.name for one in pipelines]
-        return sorted(results, key=lambda one: names.index(one.name))
+                for member in self._turn(behind):
+                    if not member.is_behind:
+                        yield member.result(self.context)
 
     def _locate(self, catalog: Catalog, member: PipelineRun) -> None:
         """Where a pipeline is, and where the log ends now."""
@@ -104,11 +105,11 @@ class LogRun:
             parts[number] = max(parts.get(number, 1), file.last + 1)
         return place
 
-    def _turn(self, behind: list[PipelineRun]) -> None:
-        """One batch of those that can share it."""
+    def _turn(self, behind: list[PipelineRun]) -> Iterator[PipelineRun]:
+        """One batch of those that can share it. Each comes when it has done its part."""
         again = next((one for one in behind if one.is_open), None)
         if again is not None:
-            self._batch([again], again.plan.start, again.plan.end)
+            yield from self._batch([again], again.plan.start, again.plan.end)
             return
         leader = max(behind, key=lambda one: len(one.target))
         group = [leader, *(one for one in behind if one is not leader and _fits(leader, one))]
@@ -116,9 +117,9 @@ class LogRun:
         target = _union(one.target for one in group)
         is_copy = leader.pipeline.table == EVENTS
         rows = self.context.copied_rows if is_copy else self.context.batch_rows
-        self._batch(group, start, admit_rows(start, target, rows))
+        yield from self._batch(group, start, admit_rows(start, target, rows))
 
-    def _batch(self, members: list[PipelineRun], start: Place, end: Place) -> None:
+    def _batch(self, members: list[PipelineRun], start: Place, end: Place) -> Iterator[PipelineRun]:
         df = self._scan(members, start, end)
         once = len(members) == 1 and self._looks_once(members[0].pipeline)
         df = df if once else df.persist()
@@ -135,6 +136,7 @@ class LogRun:
                     member.problem = error
                     self.context.lake.sweep(member.plan.app)
                 member.seconds += perf_counter() - began
+                yield member
         finally:
             if not once:
                 df.unpersist()

@@ -78,7 +78,9 @@ class Runner:
         rebuild: bool = False,
     ) -> list[RunResult]:
         """Run each over what there is now, in this order. One that fails does not keep the others.
-        ``rebuild`` makes each table anew beside the old one, and puts it in its place at the end.
+        ``done`` is told of each when it has ended: of those that read the log together, the one
+        that is through first. ``rebuild`` makes each table anew beside the old one, and puts it in
+        its place at the end.
         """
         results: list[RunResult] = []
 
@@ -88,6 +90,7 @@ class Runner:
                 done(result)
 
         waiting = list(pipelines)
+        names = [one.name for one in waiting]
         while waiting:
             first = waiting[0]
             alike = next((test for test in (is_shared, _is_of_silver) if test(first)), None)
@@ -104,7 +107,7 @@ class Runner:
                     tell(result)
             else:
                 tell(self._run_one(first))
-        return results
+        return sorted(results, key=lambda one: names.index(one.name))
 
     def _run_one(self, pipeline: Pipeline) -> RunResult:
         started = perf_counter()
@@ -171,6 +174,10 @@ class Runner:
             if done is not None:
                 done(outcome)
 
+        def tell_news(outcome: RunResult) -> None:
+            if outcome.error or outcome.events or outcome.version < 0:
+                tell(outcome)
+
         def fail(pipeline: Pipeline, problem: Exception | None) -> None:
             queries.pop(pipeline.name, None)
             failed.append(self._outcome(pipeline, [], problem, 0.0))
@@ -201,12 +208,10 @@ class Runner:
             while (queries or turns) and not until():
                 if turns and time.monotonic() >= due:
                     due = time.monotonic() + every_s
-                    for result in self.run(turns):
+                    for result in self.run(turns, tell_news):
                         if result.error:
                             turns = [one for one in turns if one.name != result.name]
                             failed.append(result)
-                        if result.error or result.events or result.version < 0:
-                            tell(result)
                 time.sleep(0.05)
                 for name, (pipeline, query) in list(queries.items()):
                     last = query.lastProgress

@@ -24,6 +24,7 @@ from trunkline.spark.lake.table import Replacing
 from trunkline.spark.pipelines import all_pipelines, expect, find, table
 from trunkline.spark.pipelines import declare as registry
 from trunkline.spark.pipelines.run import Runner, RunResult
+from trunkline.spark.report import read_report
 
 from .logs import START, TOPIC, append, make_event
 from .test_orphans import orphans
@@ -122,6 +123,54 @@ def test_a_rule_can_fail_the_batch_and_leaves_nothing(spark: SparkSession, tmp_p
     assert ran.error.startswith("rule small failed: offset < 3; for example Row(topic='orders'")
     assert job.lake.read(spark, "sure").count() == 2
     assert orphans(job.lake) == set()
+
+
+def test_rows_of_ones_own_table_are_counted_and_found_in_the_quarantine(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    later = [expect("later", "number > 2", on_fail="quarantine")]
+
+    @table("bare", topics=TOPIC, expect=later)
+    def bare(df: DataFrame) -> DataFrame:
+        return df.selectExpr("offset AS number", "'the first' AS offset")
+
+    @table("placed", topics=TOPIC, expect=later)
+    def placed(df: DataFrame) -> DataFrame:
+        place = ("topic", "partition", "offset", "timestamp", "id")
+        return df.selectExpr(*place, "offset AS number")
+
+    root = fill(tmp_path / "bus", *map(paid, range(4)))
+    job = Runner(spark, root, Lake(str(tmp_path / "lake")))
+
+    ran = results(job.run(find(["bare", "placed"])))
+
+    assert [(one.rows, one.set_aside) for one in ran.values()] == [(2, 2), (2, 2)]
+    assert {one.refused for one in ran.values()} == {"quarantine"}
+    found = job.lake.read(spark, "quarantine").orderBy("pipeline", "id").collect()
+    assert [(one.pipeline, one.topic, one.offset, one.id) for one in found] == [
+        ("bare", None, None, None), ("bare", None, None, None),
+        ("placed", TOPIC, 1, "e0"), ("placed", TOPIC, 2, "e1"),
+    ]  # fmt: skip
+    cards = {card.name: card for card in read_report(job.lake.path, find([])).cards}
+    top = [(row["topic"], row["reason"], row["example"]) for row in cards["quarantine"].top]
+    reason = "it fails the rule later"
+    assert [one[:2] for one in top] == [(TOPIC, reason), ("table bare", reason)]
+    assert json.loads(top[0][2])["id"] == "e1", "the newest"
+    assert json.loads(top[1][2])["offset"] == "the first"
+
+
+def test_a_wrong_rule_is_named_with_its_table(spark: SparkSession, tmp_path: Path) -> None:
+    @table("totals", topics=TOPIC, expect=[expect("any", "1 = 1"), expect("high", "total > 0")])
+    def totals(df: DataFrame) -> DataFrame:
+        return df.groupBy("topic").agg({"offset": "sum"})
+
+    root = fill(tmp_path / "bus", paid(0))
+
+    (ran,) = Runner(spark, root, Lake(str(tmp_path / "lake"))).run(find(["totals"]))
+
+    assert ran.error.startswith("rule high of table totals: total > 0: [UNRESOLVED_COLUMN")
+    assert ran.error.endswith("(a rule sees what the function returns: topic, sum(offset))")
+    assert "\n" not in ran.error
 
 
 def test_a_new_column_is_told_and_another_type_is_refused_until_a_rebuild(

@@ -150,11 +150,15 @@ class Lake:
             or (_micros(one[least]) <= high and _micros(one[most]) >= low)
         ]
 
-    def rows(self, table: str) -> int:
-        """How many rows the table has, by what its commits say."""
+    def rows(self, table: str, **where: str) -> int:
+        """How many rows the table has, by what its commits say; ``where`` names values of columns
+        that it is partitioned by.
+        """
         if not self.has(table):
             return 0
         actions = pa.table(self._table(table).get_add_actions(flatten=True))
+        for name, value in where.items():
+            actions = actions.filter(pc.equal(actions[f"partition.{name}"], value))
         return int(pc.sum(actions["num_records"]).as_py() or 0)
 
     def version(self, table: str, app: str) -> int:

@@ -86,7 +86,6 @@ class Pipeline:
     reach: float | str = 0.0
     is_open: str = ""
     table: str = ""
-    quarantine: str = ""  # the side table of the rows that it refuses
     partition_by: tuple[str, ...] = ()
     split_files_by: tuple[str, ...] = ()
     rules: tuple[Expectation, ...] = ()

@@ -14,7 +14,7 @@ from trunkline.spark.pipelines.batch import open_member
 from trunkline.spark.pipelines.context import Context
 from trunkline.spark.pipelines.declare import RECORDS, Pipeline
 from trunkline.spark.pipelines.records import LogRun
-from trunkline.spark.pipelines.results import RunResult, keep_outcome, result_of
+from trunkline.spark.pipelines.results import RunResult, aside_of, keep_outcome, result_of
 from trunkline.spark.pipelines.silver import SilverRun
 from trunkline.spark.pipelines.swap import announce, settle, shadow_of
 from trunkline.spark.pipelines.tables import step_table
@@ -37,12 +37,8 @@ def rebuild(context: Context, pipeline: Pipeline) -> RunResult:
         return result_of(lake, pipeline, perf_counter() - started, error)
     if result.error:
         return keep_outcome(lake, result)
-    aside = lake.rows(pipeline.quarantine) if pipeline.quarantine else 0
-    rows = lake.rows(pipeline.table)
-    return keep_outcome(
-        lake,
-        msgspec.structs.replace(result, rows=rows, set_aside=aside, refused=pipeline.quarantine),
-    )
+    counts = {"rows": lake.rows(pipeline.table), **aside_of(lake, pipeline)}
+    return keep_outcome(lake, msgspec.structs.replace(result, **counts))
 
 
 def _make(beside: Context, pipeline: Pipeline) -> RunResult:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from trunkline.spark.pipelines.rules import QUARANTINE
 from trunkline.spark.session.errors import line_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class RunResult(msgspec.Struct, frozen=True):
     published: int = 0
     error: str = ""
     events: int = 0
-    set_aside: int = 0  # the rows of the table ``refused``
+    set_aside: int = 0  # its rows in the table ``refused``
     refused: str = ""
     new_columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what a person should know, one line each
@@ -62,8 +63,13 @@ def result_of(
             at=datetime.now(UTC).isoformat(timespec="seconds"),
             version=facts.pop("version", -1),
             error=line_of(problem) if problem is not None else "",
-            set_aside=lake.rows(pipeline.quarantine) if pipeline.quarantine else 0,
-            refused=pipeline.quarantine,
+            **aside_of(lake, pipeline),
             **facts,
         ),
     )
+
+
+def aside_of(lake: Lake, pipeline: Pipeline) -> dict[str, Any]:
+    """How many rows the pipeline set aside, and in which table they are."""
+    count = lake.rows(QUARANTINE, pipeline=pipeline.name)
+    return {"set_aside": count, "refused": QUARANTINE if count else ""}

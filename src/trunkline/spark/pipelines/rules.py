@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from trunkline.errors import InvalidEvent, InvalidOption
+from trunkline.spark.session.errors import line_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
 OnFail = Literal["keep", "drop", "quarantine", "fail"]
 ON_FAIL: Final = get_args(OnFail)
@@ -64,7 +66,28 @@ def first_failed(rules: Sequence[Expectation]) -> str:
 def apply(
     pipeline: str, rows: DataFrame, rules: Sequence[Expectation]
 ) -> tuple[DataFrame, dict[str, DataFrame]]:
-    """The rows that stay, and the rows for ``quarantine`` and ``rules``. ``rows`` is persisted."""
+    """The rows that stay, and the rows for ``quarantine`` and ``rules``. ``rows`` is persisted.
+    ``InvalidOption`` names a rule that is no condition over the rows.
+    """
+    from pyspark.errors import AnalysisException
+
+    try:
+        return _apply(pipeline, rows, rules)
+    except AnalysisException:
+        for rule in rules:
+            try:
+                rows.where(f"NOT coalesce(({rule.condition}), false)")
+            except AnalysisException as problem:
+                raise InvalidOption(
+                    f"rule {rule.name} of table {pipeline}: {rule.condition}: {line_of(problem)}",
+                    hint=f"a rule sees what the function returns: {', '.join(rows.columns)}",
+                ) from problem
+        raise
+
+
+def _apply(
+    pipeline: str, rows: DataFrame, rules: Sequence[Expectation]
+) -> tuple[DataFrame, dict[str, DataFrame]]:
     from pyspark.sql import functions as f
 
     fails = {rule.name: f.expr(f"NOT coalesce(({rule.condition}), false)") for rule in rules}
@@ -102,7 +125,9 @@ def apply(
 
 
 def refused(rows: DataFrame, pipeline: str, rule: str) -> DataFrame:
-    """Rows in the shape of ``quarantine``; ``rule`` names the column with the rule's name."""
+    """Rows in the shape of ``quarantine``; ``rule`` names the column with the rule's name. A column
+    of the same name that means something else, as its type shows, is NULL there.
+    """
     from pyspark.sql import functions as f
 
     columns = []
@@ -111,9 +136,20 @@ def refused(rows: DataFrame, pipeline: str, rule: str) -> DataFrame:
             column = f.lit(pipeline)
         elif name == "rule":
             column = f.col(rule)
-        elif name in rows.columns:
+        elif name in rows.columns and _is_like(rows.schema[name].dataType, kind):
             column = f.col(name)
         else:
             column = f.lit(None)
         columns.append(column.cast(kind).alias(name))
     return rows.select(*columns)
+
+
+def _is_like(found: DataType, kind: str) -> bool:
+    """Whether each value of a column can be one of ``kind``."""
+    from pyspark.sql import types as t
+
+    if kind == "string":
+        return True
+    if kind == "timestamp":
+        return isinstance(found, t.TimestampType | t.TimestampNTZType | t.DateType)
+    return found.simpleString() in ("tinyint", "smallint", "int", kind)

@@ -128,8 +128,10 @@ def clean(tables: Tables, table: str, now_ms: float) -> TableSummary:  # noqa: A
     passed = tables.ask(table, "SELECT topic AS label, count(*) AS n FROM rows GROUP BY topic")
     rows = [{**row, "series": "passed"} for row in passed]
     if tables.has("quarantine", "topic"):
+        # Tables of one's own put rows there, too.
+        own = "WHERE pipeline IN ('clean', 'lake')" if tables.has("quarantine", "pipeline") else ""
         refused = tables.ask(
-            "quarantine", "SELECT topic AS label, count(*) AS n FROM rows GROUP BY topic"
+            "quarantine", f"SELECT topic AS label, count(*) AS n FROM rows {own} GROUP BY topic"
         )
         rows += [{**row, "series": "set aside"} for row in refused]
     sums: dict[str, int] = {}
@@ -149,13 +151,18 @@ def clean(tables: Tables, table: str, now_ms: float) -> TableSummary:  # noqa: A
 
 def quarantine(tables: Tables, table: str, now_ms: float) -> TableSummary:  # noqa: ARG001
     text = "value" if tables.has(table, "value") else "id"
+    # A row of a table of one's own may have neither topic nor time.
+    topic = "topic"
+    if tables.has(table, "pipeline"):
+        topic = "coalesce(topic, 'table ' || CAST(pipeline AS VARCHAR))"
+    when = "coalesce(timestamp, TIMESTAMPTZ '1970-01-01 00:00:00Z')"
     # What follows a colon differs from event to event.
     found = tables.ask(
         table,
-        "SELECT count(*) AS events, topic, trim(split_part(reason, ':', 1)) AS kind,"
-        " max_by(reason, timestamp) AS reason,"
-        f" max_by(CAST({text} AS VARCHAR), timestamp) AS example FROM rows"
-        " GROUP BY kind, topic ORDER BY events DESC, kind, topic LIMIT 200",
+        f"SELECT count(*) AS events, {topic} AS topic, trim(split_part(reason, ':', 1)) AS kind,"
+        f" max_by(reason, {when}) AS reason,"
+        f" max_by(CAST({text} AS VARCHAR), {when}) AS example FROM rows"
+        " GROUP BY 2, kind ORDER BY events DESC, kind, 2 LIMIT 200",
     )
     kinds: dict[str, int] = {}
     for row in found:

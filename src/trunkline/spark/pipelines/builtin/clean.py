@@ -41,7 +41,6 @@ WHERE = ("topic", "partition", "offset")
     about="each event once by idem_key or id; what is refused with its reason",
     reads_published=True,
     reads_damaged=True,
-    quarantine=QUARANTINE,
     partition_by=("topic",),
     reach="window_s",
     chart=("topic", "rows"),

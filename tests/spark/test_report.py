@@ -283,6 +283,24 @@ def test_a_pipeline_that_failed_is_red_and_first(tmp_path: Path) -> None:
     assert "It has no table yet." in page
 
 
+def test_a_pipeline_that_failed_and_is_not_loaded_now_is_red_and_first(tmp_path: Path) -> None:
+    traffic(tmp_path)
+    write(tmp_path, "paid", [{"key": "x", "total": 2}])
+    ran(tmp_path, result("traffic"), result("paid", "no luck"), result("gone", "no luck"))
+
+    report = read(tmp_path)
+
+    said = [(card.name, card.state, card.line) for card in report.cards]
+    assert said[:2] == [
+        ("gone", State.FAILED, "It has no table yet."),
+        ("paid", State.FAILED, "Its table is as of the run before: 1 rows."),
+    ]
+    assert report.others == []
+    assert "<b>paid failed</b><code>no luck</code>" in write_page(report)
+    only = read_report(str(tmp_path), find(["traffic"]), only=True)
+    assert [card.name for card in only.cards] == ["traffic"]
+
+
 def test_a_table_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
     traffic(tmp_path)
     write(tmp_path, "compaction", [{"topic": "orders", "versions": 1}])
@@ -374,7 +392,9 @@ def test_json_in_a_script_cannot_end_it_and_has_no_odd_number() -> None:
         ({}, [{"name": f"n{n % 3}"} for n in range(9)], "rows by name"),
         ({"chart": ("b", "rows")}, [{"a": "x", "b": "y"}], "rows by b"),
         ({"chart": ("key", "gone")}, [{"key": "x"}], "gone by key"),
-        ({}, [{'a"b <i>': "x", "n'": 1.5}], "n' by a\"b <i>"),
+        ({}, [{'a"b <i>': "x", "n'": 1.5}], "largest n' by a\"b <i>"),
+        ({"chart": ("key", "total")}, [{"key": "x", "total": 1.5}], "largest total by key"),
+        ({"chart": ("key", "total")}, [{"key": "x", "total": 1}], "total by key"),
     ],
 )  # fmt: skip
 def test_a_table_of_your_own_has_a_sensible_drawing(

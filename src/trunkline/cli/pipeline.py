@@ -237,7 +237,8 @@ def _status(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> int:
     parts = part("report")
-    report = parts.read_report(args.lake, _pipelines(args, args.names), args.title)
+    pipelines = _pipelines(args, args.names)
+    report = parts.read_report(args.lake, pipelines, args.title, only=bool(args.names))
     with open(args.out, "w", encoding="utf-8") as file:
         file.write(parts.write_page(report))
     output = Printer(args)

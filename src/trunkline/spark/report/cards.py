@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trunkline.errors import NotFound
 from trunkline.spark.lake import Lake
+from trunkline.spark.pipelines import Pipeline
 from trunkline.spark.pipelines.run import RunResult, read_outcomes
 from trunkline.spark.report.charts import Chart
 from trunkline.spark.report.drawings import State, TableSummary, draw, quarantine
 from trunkline.spark.report.tables import Row, Tables
-
-if TYPE_CHECKING:
-    from trunkline.spark.pipelines import Pipeline
 
 ROWS: Final = 12
 _ORDER: Final = (
@@ -66,12 +64,20 @@ def read_report(
     pipelines: Sequence[Pipeline],
     title: str = "Trunkline",
     now_ms: float | None = None,
+    *,
+    only: bool = False,
 ) -> Report:
-    """What there is to say of these pipelines' tables, as far as the lake has them."""
+    """What there is to say of these pipelines' tables, as far as the lake has them. A pipeline that
+    failed is shown without being among them, unless ``only`` they are wanted.
+    """
     lake = find_lake(path)
     now = time.time_ns() / 1e6 if now_ms is None else now_ms
     outcomes = read_outcomes(lake)
     ended = {outcome.name: outcome for outcome in outcomes}
+    if not only:
+        known = {one.name for one in pipelines}
+        failed = [one.name for one in outcomes if one.error and one.name not in known]
+        pipelines = [*pipelines, *map(_not_loaded, failed)]
     with Tables.open(lake) as tables:
         cards = [
             _card(tables, one, ended.get(one.name), now)
@@ -86,6 +92,11 @@ def read_report(
     urgency = list(State)
     cards.sort(key=lambda card: (urgency.index(card.state) > 0, _place(card.name), card.name))
     return Report(title, path.removeprefix("file:"), now, cards, outcomes, others)
+
+
+def _not_loaded(name: str) -> Pipeline:
+    """What stands for a pipeline of which only its last run is known."""
+    return Pipeline(name=name, about="it is not loaded now", transform=lambda df: df)
 
 
 def _place(name: str) -> int:

@@ -651,7 +651,7 @@ def default(tables: Tables, table: str, chart: tuple[str, str] | None) -> TableS
             f" {_measure(tables, table, number)} AS n FROM rows WHERE {_name(when)} IS NOT NULL"
             " GROUP BY ALL ORDER BY ALL LIMIT 20000",
         )
-        what = f"{number} over {when}" + (f", by {label}" if label else "")
+        what = f"{_told(tables, table, number)} over {when}" + (f", by {label}" if label else "")
         return TableSummary(line, charts=[over_time(what, found, str(number), step)])
     if label is None:
         return TableSummary(line)
@@ -661,15 +661,29 @@ def default(tables: Tables, table: str, chart: tuple[str, str] | None) -> TableS
         f" FROM rows GROUP BY 1 ORDER BY n DESC NULLS LAST, label LIMIT {TOP}",
     )
     top = [{label: row["label"], str(number): row["n"]} for row in found]
-    return TableSummary(line, charts=[bars(f"{number} by {label}", found, str(number))], top=top)
+    title = f"{_told(tables, table, number)} by {label}"
+    return TableSummary(line, charts=[bars(title, found, str(number))], top=top)
 
 
 def _measure(tables: Tables, table: str, number: str | None) -> str:
     """Whole numbers are added up; of others the largest counts."""
     if number is None or number == "rows" or number not in tables.columns(table):
         return "CAST(count(*) AS DOUBLE)"
-    adds = pa.types.is_integer(tables.kind(table, number))
-    return f"CAST({'sum' if adds else 'max'}({_name(number)}) AS DOUBLE)"
+    return (
+        f"CAST({'max' if _is_largest(tables, table, number) else 'sum'}({_name(number)}) AS DOUBLE)"
+    )
+
+
+def _is_largest(tables: Tables, table: str, number: str | None) -> bool:
+    """Whether the largest number of several rows is drawn, in the place of their sum."""
+    if number is None or number == "rows" or number not in tables.columns(table):
+        return False
+    return not pa.types.is_integer(tables.kind(table, number))
+
+
+def _told(tables: Tables, table: str, number: str | None) -> str:
+    """What a drawing's title calls the number."""
+    return f"largest {number}" if _is_largest(tables, table, number) else str(number)
 
 
 def _first(tables: Tables, table: str, *kinds: Callable[[pa.DataType], bool]) -> str | None:

@@ -139,6 +139,7 @@ for place in (
     *("bus.json", "topics.json", "wal/work.head", "wal/work.00000001.jsonl"),
     *("wal/work.00000001.index", "wal/packed.00000001.index", "wal/packed.00000001.jsonl.zst"),
     *("offsets/work__billing.journal", "offsets/work__billing.json", "dlq/work.dlq.jsonl"),
+    "offsets/work__billing.lock",
 ):
     PLANTED[f"pipe {place}"] = lambda bus, at=place: in_place(bus / at, os.mkfifo)  # type: ignore[misc]
     PLANTED[f"device {place}"] = lambda bus, at=place: in_place(bus / at, zeros)  # type: ignore[misc]
@@ -155,6 +156,9 @@ def test_damage_is_named(damage: str, whole: Path, tmp_path: Path, capsys: Any) 
     shutil.copytree(whole, bus)
     PLANTED[damage](bus)
     codes = [run(bus, *command) for command in COMMANDS]
+    if "billing" in damage or "journal" in damage:
+        reader = ["sub", "work", "--group", "billing", "--count", "1", "--wait", "0.1"]
+        codes.append(run(bus, *reader))
     assert set(codes) <= {0, 1, 3}
     out, err = capsys.readouterr()
     assert "Traceback" not in out + err

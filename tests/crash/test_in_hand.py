@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -148,6 +148,23 @@ async def test_a_broker_marks_that_its_clients_have_records(tmp_path: Path) -> N
             is_in_hand = read_marks(str(path), KEY)
             assert is_in_hand is not None
             assert (is_in_hand(AWAY), is_in_hand(1)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "plant", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["pipe", "device"]
+)
+async def test_what_is_no_file_of_marks_hangs_nobody_who_frees_a_dead_member(
+    tmp_path: Path, plant: Callable[[Path], None]
+) -> None:
+    url = f"file:{tmp_path / 'bus'}"
+    await fill(url, 0)
+    async with consumer(url, 1, "handler") as process:
+        await process.wait()
+    (marks,) = (tmp_path / "bus/members").glob("*.hand")
+    marks.unlink()
+    plant(marks)
+    async with asyncio.timeout(20), connect(url) as bus, bus.subscribe(TOPIC, group=GROUP) as one:
+        assert (await anext(one)).attempt == 2  # nobody knows what was in hand: each lease counts
 
 
 async def test_the_marks_of_a_killed_process_go_when_no_group_needs_them(tmp_path: Path) -> None:

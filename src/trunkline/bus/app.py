@@ -22,6 +22,7 @@ from collections.abc import (
     Sequence,
 )
 from datetime import datetime, timedelta
+from enum import Enum
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, Unpack
 
@@ -43,6 +44,15 @@ OnPublish = Callable[[str, BaseException | None, float], None]
 _LOOK_S = 0.005
 AWAY_S = 0.5  # a bus that cannot be reached is not waited for longer when it is closed
 _FIELDS = frozenset(Event.__struct_fields__) - {"topic", "payload"}
+
+
+class BusLife(Enum):
+    OPEN = "open"  # it publishes; its handlers rest
+    RUNNING = "running"  # its handlers run
+    CLOSED = "closed"
+
+
+RUNNING, CLOSED = BusLife.RUNNING, BusLife.CLOSED
 
 
 class _Registered(NamedTuple):
@@ -86,8 +96,7 @@ class BusBase(Bus):
         self._misfires: list[asyncio.Task[Receipt]] = []
         self._endings: list[Callable[[], Awaitable[None]]] = []
         self._told_to_stop: list[Callable[[], None]] = []
-        self._started = False
-        self._closed = False
+        self._life = BusLife.OPEN
         self._plain = False  # whether nothing stands between publish and the store
         check(middleware)
         self.use(*middleware)
@@ -202,7 +211,7 @@ class BusBase(Bus):
         return fields_of(fields, self.clock.now)
 
     async def _send(self, events: list[Event]) -> list[Receipt]:
-        if self._closed:
+        if self._life is CLOSED:
             raise Closed("the bus is closed")
         started = time.perf_counter()
         error: BaseException | None = None
@@ -239,7 +248,7 @@ class BusBase(Bus):
         type: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> Callable[[H], H]:
-        if self._closed:
+        if self._life is CLOSED:
             raise Closed("the bus is closed")
         check_count("workers", workers, 1, WORKERS_MAX)
         check_delay(timeout_s, "timeout_s")
@@ -256,7 +265,7 @@ class BusBase(Bus):
             chosen, most = options, workers
             if (routes := self._routes.get((topic, group))) is not None:
                 chosen, most = {**options, "where": routes.where}, routes.workers
-                routes.has_begun = self._started
+                routes.has_begun = self._life is RUNNING
             if max_inflight is None:
                 chosen = {**chosen, "max_inflight": max(Flow().max_inflight, most)}
             return self.subscribe(topic, group=group, **chosen)
@@ -279,7 +288,7 @@ class BusBase(Bus):
             )
             entry = _Registered(info, open_stream, call, options, routes)
             self._handlers.append(entry)
-            if self._started:
+            if self._life is RUNNING:
                 self._begin(entry)
             return handler
 
@@ -311,7 +320,7 @@ class BusBase(Bus):
                 timeout_s=timeout_s,
             )(schedule.handler_of(function))
             self._schedules.append(timer.run)
-            if self._started:
+            if self._life is RUNNING:
                 self._timers.append(asyncio.get_running_loop().create_task(timer.run()))
             return function
 
@@ -328,7 +337,7 @@ class BusBase(Bus):
             found = TypeRoutes(topic, group, options)
             for number, one in enumerate(self._handlers):
                 if one.info.place == (topic, group):  # it has no type: it is the default
-                    found.has_begun = self._started
+                    found.has_begun = self._life is RUNNING
                     found.check((), one.options)
                     found.add((), one.call, one.info.workers)
                     self._handlers[number] = one._replace(routes=found)
@@ -346,10 +355,10 @@ class BusBase(Bus):
 
     async def start(self) -> None:
         """Let the handlers begin. Entering the bus does it."""
-        if self._closed:
+        if self._life is CLOSED:
             raise Closed("the bus is closed")
-        if not self._started:
-            self._started = True
+        if self._life is not RUNNING:
+            self._life = RUNNING
             begun = set[TypeRoutes]()
             for entry in self._handlers:
                 if entry.routes not in begun:
@@ -392,7 +401,8 @@ class BusBase(Bus):
     async def stop(self, timeout_s: float | None = None) -> None:
         """Let handlers finish what they have, for at most ``timeout_s``, and end them."""
         check_delay(timeout_s, "timeout_s")
-        self._started = False
+        if self._life is RUNNING:
+            self._life = BusLife.OPEN
         timeout_s = self.options.drain_timeout_s if timeout_s is None else timeout_s
         if self._is_away():  # a handler that has not begun cannot begin now
             timeout_s = min(timeout_s, AWAY_S)
@@ -425,7 +435,7 @@ class BusBase(Bus):
         took longer than ``timeout_s``.
         """
         check_delay(timeout_s, "timeout_s")
-        if self._handlers and not self._started:
+        if self._handlers and self._life is not RUNNING:
             raise Closed("the handlers were not started", hint="async with bus, or bus.start()")
         # Not the clock's time: handlers work in real time, and a clock in a test may stand still.
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -443,7 +453,7 @@ class BusBase(Bus):
         what they have begun; a second signal does not wait for them. A bus that was not entered
         is closed then.
         """
-        end = self.stop if self._started else self.close
+        end = self.stop if self._life is RUNNING else self.close
         await self.start()
         try:
             async with _told_to_end() as told:

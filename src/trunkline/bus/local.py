@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Unpack
 
 from trunkline.bus import Delivery, GroupInfo, Health, Start, Where, groups
-from trunkline.bus.app import BusBase, OnPublish
+from trunkline.bus.app import CLOSED, BusBase, OnPublish
 from trunkline.bus.groups import check_start
 from trunkline.bus.once import publish_once
 from trunkline.bus.subscription import LocalSubscription, Pumps
@@ -72,7 +72,7 @@ class LocalBus(BusBase):
             event = self._event(topic, payload, {**fields})
             if not is_dead(event.topic):  # there each event is looked at
                 self._checked.add(event.topic)
-        if self._plain and not self._closed:
+        if self._plain and self._life is not CLOSED:
             return (await self.store.append(event.topic, (event,)))[0]
         return (await self._send([event]))[0]
 
@@ -82,7 +82,7 @@ class LocalBus(BusBase):
         events = self._events(topic, payloads, {**fields})
         if not events:
             return []
-        if self._plain and not self._closed:
+        if self._plain and self._life is not CLOSED:
             return await self.store.append(topic, events)
         return await self._send(events)
 
@@ -201,7 +201,7 @@ class LocalBus(BusBase):
         room = self.store.room()
         failed = [str(error) for error in self._failed()]
         found: Health = {
-            "ok": not (self._closed or room.full or failed or room.problem),
+            "ok": not (self._life is CLOSED or room.full or failed or room.problem),
             "durability": self.store.features.durability,
             "events_storage_full": room.full,
             "free_bytes": room.free_bytes,
@@ -215,12 +215,12 @@ class LocalBus(BusBase):
     # -- life ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        if self._closed:
+        if self._life is CLOSED:
             return
         try:
             await self.stop()
             await self._end()
         finally:
-            self._closed = True
+            self._life = CLOSED
             await self._pumps.close()
             await self.store.close()

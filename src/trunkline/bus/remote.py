@@ -23,7 +23,7 @@ import msgspec
 
 from trunkline.access import bare_token
 from trunkline.bus import Delivery, GroupInfo, Health, Start, Where
-from trunkline.bus.app import AWAY_S, BusBase, OnPublish
+from trunkline.bus.app import AWAY_S, CLOSED, BusBase, OnPublish
 from trunkline.bus.groups import check_policy_fields, check_start
 from trunkline.bus.link import AGAIN, Link
 from trunkline.bus.remote_subscription import RemoteDesk, RemoteSubscription
@@ -100,7 +100,7 @@ class RemoteBus(BusBase):
 
     @property
     def is_closed(self) -> bool:
-        return self._closed
+        return self._life is CLOSED
 
     # -- publishing ----------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class RemoteBus(BusBase):
             event = self._event(topic, payload, {**fields})
         else:
             event = Event(topic=check_topic(topic), payload=payload, ts=self.clock.now())
-        if self._plain and not self._closed:
+        if self._plain and self._life is not CLOSED:
             if not self.link.room.is_set():
                 await self.link.room.wait()
             return _receipt(event, await self._ask(event))
@@ -203,7 +203,7 @@ class RemoteBus(BusBase):
 
     async def start(self) -> None:
         """Connect, and let the handlers begin. Entering the bus does it."""
-        if not self._closed:
+        if self._life is not CLOSED:
             self.link.start()
         await super().start()
 
@@ -330,7 +330,7 @@ class RemoteBus(BusBase):
     # -- life ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        if self._closed:
+        if self._life is CLOSED:
             return
         try:
             await self.stop()
@@ -339,7 +339,7 @@ class RemoteBus(BusBase):
                 async with asyncio.timeout(limit):
                     await self._end()
         finally:
-            self._closed = True
+            self._life = CLOSED
             for subscription in list(self.streams.values()):
                 await subscription.close()
             await self.link.close()

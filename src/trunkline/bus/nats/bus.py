@@ -18,7 +18,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from trunkline.bus import Delivery, GroupInfo, Health, Start, Where
-from trunkline.bus.app import BusBase, OnPublish
+from trunkline.bus.app import CLOSED, BusBase, OnPublish
 from trunkline.bus.groups import check_policy_fields, check_start
 from trunkline.bus.nats.connection import NatsLink, end_task
 from trunkline.bus.nats.consumers import Consumers
@@ -133,7 +133,7 @@ class NatsBus(BusBase):
 
     @property
     def is_closed(self) -> bool:
-        return self._closed
+        return self._life is CLOSED
 
     # -- publishing ----------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class NatsBus(BusBase):
             event = self._whole(topic, payload, {**fields})
         else:
             event = self._event(topic, payload, {**fields})
-        if self._plain and not self._closed:
+        if self._plain and self._life is not CLOSED:
             return await self._publish_one(event)
         return (await self._send([event]))[0]
 
@@ -554,7 +554,7 @@ class NatsBus(BusBase):
         failed = [str(error) for error in self._failed()]
         kinds = set(self.catalog.durability.values())
         return {
-            "ok": self.link.is_up and not self._closed and not failed,
+            "ok": self.link.is_up and self._life is not CLOSED and not failed,
             "connected": self.link.is_up,
             "durability": min(kinds, key=("os", "fsync", "replicated").index) if kinds else "os",
             "groups": len(self._members),
@@ -564,7 +564,7 @@ class NatsBus(BusBase):
     # -- life ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        if self._closed:
+        if self._life is CLOSED:
             raise Closed("the bus is closed")
         await self.begin()
         await super().start()
@@ -574,7 +574,7 @@ class NatsBus(BusBase):
         if self._begun:
             return
         async with self._beginning:
-            if self._closed:
+            if self._life is CLOSED:
                 raise Closed("the bus is closed")
             if self._begun:
                 return
@@ -633,13 +633,13 @@ class NatsBus(BusBase):
                 member.ttl = options.ttl_policy
 
     async def close(self) -> None:
-        if self._closed:
+        if self._life is CLOSED:
             return
         try:
             await self.stop()
             await self._end()
         finally:
-            self._closed = True
+            self._life = CLOSED
             await end_task(self._listener)
             for subscription in list(self.subscriptions):
                 await subscription.close()

@@ -128,6 +128,9 @@ PLANTED: dict[str, Callable[[Path], object]] = {
         bus / "wal/work.00000001.jsonl", lambda _: b'{"offset":3,"payload":1', 2
     ),
     "no object": lambda bus: resign(bus / "offsets/work__billing.json", lambda _: b"[1"),
+    "bytes for a journal": lambda bus: (bus / "offsets/work__billing.journal").write_bytes(
+        b"\xff\xfe" * 200
+    ),
     "strange header": lambda bus: resign(
         bus / "offsets/work__billing.journal", lambda _: b'{"format":"x","generation":[]'
     ),

@@ -209,6 +209,30 @@ def test_a_journal_without_its_first_line_is_an_error(
     journal.write_bytes(whole)
 
 
+@pytest.mark.parametrize("junk", [b"\xff\xfe" * 200 + b"\n", b"\xff\xfe" * 200, b'{"op":"x"}\n'])
+def test_a_journal_that_is_one_strange_line_is_not_taken_for_a_new_one(
+    folder: Folder, root: str, opener: Opener, junk: bytes
+) -> None:
+    journal = Path(root, JOURNAL)
+    settle(folder, 1)
+    whole = journal.read_bytes()
+    journal.write_bytes(junk)
+    with pytest.raises(Corrupt, match="its first line is damaged"):
+        opener().group(KEY)
+    assert journal.read_bytes() == junk
+    journal.write_bytes(whole)
+
+
+@pytest.mark.parametrize("left", [0, 1, 100])
+@pytest.mark.parametrize("end", [b"", b"\0" * 400])
+def test_a_journal_that_was_torn_when_it_was_begun_is_begun_again(
+    folder: Folder, root: str, opener: Opener, left: int, end: bytes
+) -> None:
+    journal = Path(root, JOURNAL)
+    journal.write_bytes(journal.read_bytes()[:left] + end)
+    assert not opener().group(KEY).created
+
+
 def test_a_step_that_fails_leaves_no_trace(folder: Folder, opener: Opener) -> None:
     def step(group: Group) -> None:
         group.settle([1])

@@ -139,6 +139,11 @@ class Storage:
             found = sorted({path.partition("/")[0] for path in paths if "/" in path})
         return [name for name in found if not name.startswith("_")]
 
+    def has(self, path: str) -> bool:
+        if self.is_local:
+            return os.path.isfile(self.url(path))
+        return bool(self._fs().get_file_info(path).type == pa_fs.FileType.File)
+
     def size(self, path: str) -> int:
         if self.is_local:
             return os.path.getsize(self.url(path))

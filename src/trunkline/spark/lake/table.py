@@ -14,7 +14,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -106,20 +106,21 @@ class Lake:
         table: str,
         *,
         only: Callable[[Values], bool] | None = None,
-        files: Sequence[str] | None = None,
+        files: Sequence[str] | Mapping[str, Values] | None = None,
         whole: bool = False,
+        version: int | None = None,
     ) -> DataFrame:
-        """The table's newest version; only the files whose partition values ``only`` wants, or
-        ``files``. Columns whose name begins with ``_`` are for the next batch, and shown if
-        ``whole``.
+        """The table's newest version, or another; only the files whose partition values ``only``
+        wants, or ``files``. Files that no version names any more come with their partition values.
+        Columns whose name begins with ``_`` are for the next batch, and shown if ``whole``.
         """
         from pyspark.sql.types import StructType
 
-        delta = self._table(table)
+        delta = self._table(table, version)
         schema = StructType.fromJson(json.loads(delta.schema().to_json()))
         found = _files(delta)
         if files is not None:
-            known = dict(found)
+            known = files if isinstance(files, Mapping) else dict(found)
             found = [(path, known[path]) for path in files]
         found = [(path, values) for path, values in found if only is None or only(values)]
         if not found:
@@ -172,11 +173,26 @@ class Lake:
         """The number of the table's newest Delta version; -1 if there is no table."""
         return int(self._table(table).version()) if self.has(table) else -1
 
-    def added_since(self, table: str, version: int, until: int) -> list[str] | None:
-        """The files whose rows came after one Delta version, up to another; None if rows were taken
-        away since, or the versions are not known any more.
+    def has_version(self, table: str, version: int) -> bool:
+        """Whether a version of the table can still be read."""
+        from deltalake.exceptions import DeltaError
+
+        newest = self._table(table)
+        if newest.version() == version:
+            return True
+        try:
+            old = self._table(table, version)
+        except (DeltaError, FileNotFoundError):  # its commits are gone, or there was none
+            return False
+        gone = dict(_files(old)).keys() - dict(_files(newest)).keys()
+        return all(self.storage.has(f"{table}/{path}") for path in gone)
+
+    def added_since(self, table: str, version: int, until: int) -> dict[str, Values] | None:
+        """The files whose rows came after one Delta version, up to another, with their partition
+        values. A file that OPTIMIZE merged since counts as long as it is there. None if rows were
+        taken away since, or the versions or files are not known any more.
         """
-        found: list[str] = []
+        found: dict[str, Values] = {}
         for number in range(version + 1, until + 1):
             data = self.storage.read(f"{table}/_delta_log/{number:020}.json")
             if data is None:
@@ -186,9 +202,9 @@ class Lake:
                 if action.get("remove", {}).get("dataChange"):
                     return None
                 if action.get("add", {}).get("dataChange"):
-                    found.append(unquote(action["add"]["path"]))
-        known = {path for path, _ in _files(self._table(table))}
-        return found if known.issuperset(found) else None  # else OPTIMIZE merged some of them
+                    found[unquote(action["add"]["path"])] = action["add"]["partitionValues"]
+        merged = found.keys() - dict(_files(self._table(table))).keys()
+        return found if all(self.storage.has(f"{table}/{path}") for path in merged) else None
 
     def write(
         self,
@@ -362,12 +378,12 @@ class Lake:
         ]
         return b"".join(self.storage.read(path) or b"" for path in logs)
 
-    def _table(self, table: str) -> Any:
+    def _table(self, table: str, version: int | None = None) -> Any:
         if not self.has(table):
             raise NotFound(
                 f"the lake has no table {table}", hint=f"tables: {', '.join(self.tables())}"
             )
-        return _delta().DeltaTable(**self.storage.delta(table))
+        return _delta().DeltaTable(**self.storage.delta(table), version=version)
 
 
 def register(spark: SparkSession, path: str) -> list[str]:

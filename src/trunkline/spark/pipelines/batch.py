@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 OPTIMIZE_EVERY: Final = 50  # batches
 _MICROS_MAX: Final = 2**62
+# A moment as text, to the microsecond.
+_EXACT: Final = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 
 
 @dataclass
@@ -121,8 +126,6 @@ def write_batch(
     pipeline, plan, lake = member.pipeline, member.plan, context.lake
     table, replacing = _before(context, pipeline, rows, whole=whole)
     output = context.transform(pipeline, rows, table, history)
-    if not (whole and "table" in pipeline.parameters):
-        output = with_events(pipeline, output, output.table)
     cached = list(output.cached)
     member.notes += [note for note in output.notes if note not in member.notes]
     try:
@@ -132,6 +135,9 @@ def write_batch(
             cached.append(made)
             made, more = checks.apply(pipeline.name, made, pipeline.rules)
             side |= more
+        if context.publishes(pipeline) and not (whole and "table" in pipeline.parameters):
+            fresh = _not_in(context, pipeline, made) if whole else made
+            output = with_events(pipeline, output, fresh)
         if has_buckets(pipeline):
             made = made.withColumn(BUCKET, bucket_of(pipeline))
         own = lake.stage(
@@ -165,6 +171,24 @@ def write_batch(
         for kept in cached:
             kept.unpersist()
     member.is_open = False
+
+
+def _not_in(context: Context, pipeline: Pipeline, rows: DataFrame) -> DataFrame:
+    """The rows that the table does not have yet, as often as it lacks them."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    lake, table = context.lake, pipeline.table
+    if not pipeline.to_topic or not lake.has(table):
+        return rows
+    before = lake.read(context.spark, table, whole=True)
+    names = [name for name in rows.columns if name in before.columns]
+    row = f.struct(*[f.col(f"`{name}`") for name in names])
+    text = f.to_json(row, _EXACT).alias("_text")
+    times = f.row_number().over(Window.partitionBy("_text").orderBy("_text")).alias("_times")
+    had = before.select(text).select("_text", times)
+    found = rows.select("*", text).select("*", times)
+    return found.join(had, ["_text", "_times"], "left_anti").drop("_text", "_times")
 
 
 def _refused_before(pipeline: Pipeline, staged: StagedFiles, *, whole: bool) -> Replacing:

@@ -54,7 +54,8 @@ class Context:
         return pipeline.reach
 
     def publishes(self, pipeline: Pipeline) -> bool:
-        return self.publish or pipeline.publish == "always"
+        """A table that is made anew tells nothing again."""
+        return self.sources is None and (self.publish or pipeline.publish == "always")
 
     def transform(
         self,

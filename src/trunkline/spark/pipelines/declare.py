@@ -64,6 +64,9 @@ class Pipeline:
     (``reach``: seconds, or the setting that has them), and the rows for which ``is_open`` is true.
     With ``add``, ``reach`` is how far from its records a batch looks at what the table has.
 
+    ``to_topic`` publishes the rows that are added. Where a batch is made of all rows of another
+    table, it publishes those that the table lacked. A rebuild publishes nothing.
+
     ``stream`` and ``watermark`` are for joins and windows that keep their state in Spark.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trunkline.errors import Conflict
+from trunkline.spark.lake.table import Values
 from trunkline.spark.pipelines.batch import PipelineRun, write_batch
 from trunkline.spark.pipelines.context import Context
 
@@ -24,11 +25,15 @@ def step_table(context: Context, member: PipelineRun) -> None:
         if since == newest:
             return
         member.begin({"version": since}, {"version": newest})
-    since, newest = member.plan.start["version"], member.plan.end["version"]
-    files = context.source_lake.added_since(source, since, newest) if since >= 0 else None
-    if pipeline.sink == "upsert" and "table" not in pipeline.parameters:
-        files = None  # an aggregate is made of all rows
-    rows = context.source_lake.read(context.spark, source, files=files)
+    lake, files = context.source_lake, _added(context, member)
+    reads_all = files is None or "history" in pipeline.parameters
+    if reads_all and not lake.has_version(source, member.plan.end["version"]):
+        # A batch died, and the rows it was to have are erased by now, or merged for long.
+        member.is_open = False
+        member.begin(member.plan.start, {"version": newest})
+        files = _added(context, member)
+    until = member.plan.end["version"]
+    rows = lake.read(context.spark, source, files=files, version=until)
     rows = pipeline.prepare(rows) if pipeline.prepare is not None else rows
     whole = files is None
     try:
@@ -36,10 +41,20 @@ def step_table(context: Context, member: PipelineRun) -> None:
             context,
             member,
             rows,
-            lambda: context.source_lake.read(context.spark, source),
+            lambda: lake.read(context.spark, source, version=until),
             whole=whole,
         )
     except Exception:
         context.lake.sweep(member.plan.app)
         raise
     member.events += 0 if whole else rows.count()
+
+
+def _added(context: Context, member: PipelineRun) -> dict[str, Values] | None:
+    """The files with the rows of the batch; None if it has all rows."""
+    pipeline, plan = member.pipeline, member.plan
+    since, until = plan.start["version"], plan.end["version"]
+    is_aggregate = pipeline.sink == "upsert" and "table" not in pipeline.parameters
+    if since < 0 or is_aggregate:
+        return None
+    return context.source_lake.added_since(pipeline.source, since, until)

@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 from trunkline.spark.lake import Lake
 from trunkline.spark.lake.erase import erase_rows
 from trunkline.spark.lake.optimize import optimize
-from trunkline.spark.pipelines import all_pipelines, expect, table
+from trunkline.spark.pipelines import all_pipelines, expect, find, table
 from trunkline.spark.pipelines import declare as registry
 from trunkline.spark.pipelines.run import Runner
 
@@ -193,3 +193,16 @@ def test_only_the_counts_that_changed_are_told(world: World) -> None:
 
     found = [(r.event.key, r.event.payload["count"]) for r in read_log(world.root, TOLD)]
     assert sorted(found) == [("k0", 1), ("k0", 2), ("k1", 1)]
+
+
+def test_a_report_that_did_not_change_is_not_told_again(world: World) -> None:
+    decided = make_event(0, topic="actions", type="ACTION_DECISION", payload={"action": "mail"})
+    fill(world.path / "bus", decided)
+    job = Runner(world.spark, world.root, world.lake, publish=True)
+    wanted = find(["learning"])
+
+    first = results(job.run(wanted))
+    again = results(job.run(wanted))  # clean takes what learning published
+
+    assert (first["learning"].published, again["learning"].published) == (1, 0)
+    assert again["clean"].events == 1

@@ -60,7 +60,7 @@ run: $(LIGHT)
 
 test: $(READY)
 	@mkdir -p .pytest_cache
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow" $(ARGS); \
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS); \
 	  code=$$?; echo $$code > .pytest_cache/exit; exit $$code
 
 retry: $(READY)
@@ -75,7 +75,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.bench $(if $(ONLY),--only "$(ONLY)")
 
 prove: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 docs: $(READY)
 	$(BIN)/python -m pytest tests/repo/test_docs.py $(ARGS)

@@ -13,7 +13,7 @@ import trunkline
 from kit.mongod import Mongod, free_port, need_mongod
 from trunkline.options import GroupOptions
 
-pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.timeout(90)]
+pytestmark = pytest.mark.timeout(90)
 
 
 @pytest.fixture

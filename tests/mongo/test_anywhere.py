@@ -23,7 +23,7 @@ dead letter: order 3, a negative price
 lag 0
 """
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("mongo")]
+pytestmark = pytest.mark.timeout(120)
 
 
 def says(url: str, folder: Path) -> str:

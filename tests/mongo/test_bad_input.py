@@ -26,7 +26,7 @@ from trunkline.errors import (
     UnsupportedFormat,
 )
 
-pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture

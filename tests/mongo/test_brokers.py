@@ -20,7 +20,7 @@ from kit.mongod import fresh_database
 from trunkline.bus.remote import RemoteBus
 from trunkline.options import GroupOptions
 
-pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 QUICK: dict[str, Any] = {"backoff_base_s": 0.05, "backoff_max_s": 0.2}
 

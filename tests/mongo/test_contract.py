@@ -14,8 +14,6 @@ from trunkline.store.mongo import MongoStore
 from trunkline.testing import BusContract, HandlerContract, ManualClock, StoreContract
 from trunkline.testing.bus_fixtures import Connect
 
-pytestmark = pytest.mark.xdist_group("mongo")
-
 
 @pytest.fixture
 def database() -> str:

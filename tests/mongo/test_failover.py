@@ -18,8 +18,6 @@ from trunkline.errors import ConnectionLost
 from trunkline.event import Event
 from trunkline.options import GroupOptions
 
-pytestmark = pytest.mark.xdist_group("mongo")
-
 POLICY = GroupOptions(ack_timeout_s=20.0, max_retries=1000)
 
 

@@ -11,8 +11,6 @@ import pytest
 from kit.mongod import fresh_database
 from trunkline.bus.connect import open_local
 
-pytestmark = pytest.mark.xdist_group("mongo")
-
 WATCHED_S = 1.5
 QUIET = 5  # updates while nothing happens
 

@@ -12,8 +12,6 @@ import pytest
 from kit.mongod import fresh_database
 from trunkline.bus.connect import open_local
 
-pytestmark = pytest.mark.xdist_group("mongo")
-
 MEMBER = Path(__file__).with_name("member.py")
 AGAIN_S = 3.0  # without load
 

@@ -16,8 +16,6 @@ import pytest
 from trunkline.event import Event, Record
 from trunkline.store.mongo import MongoStore
 
-pytestmark = pytest.mark.xdist_group("mongo")
-
 WRITER = Path(__file__).with_name("writer.py")
 SIZE = 5
 

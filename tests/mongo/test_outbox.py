@@ -20,8 +20,6 @@ from trunkline.patterns.mongo_outbox import MongoOutbox
 from trunkline.patterns.outbox import Drainer
 from trunkline.testing import ManualClock
 
-pytestmark = pytest.mark.xdist_group("mongo")
-
 DRAINER = Path(__file__).with_name("drainer.py")
 
 

@@ -13,7 +13,7 @@ from trunkline.options import TopicOptions
 from trunkline.store.mongo import MongoStore
 from trunkline.store.mongo.server import end_tasks
 
-pytestmark = [pytest.mark.xdist_group("mongo"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture

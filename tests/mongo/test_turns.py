@@ -13,8 +13,6 @@ from trunkline.names import GroupKey
 from trunkline.options import GroupOptions
 from trunkline.store.mongo import MongoStore
 
-pytestmark = pytest.mark.xdist_group("mongo")
-
 KEY = GroupKey("orders", 0, "billing")
 TURNS = 100
 

@@ -13,8 +13,6 @@ from trunkline.event import Event, Receipt
 from trunkline.options import TopicOptions
 from trunkline.store.mongo import MongoStore
 
-pytestmark = pytest.mark.xdist_group("mongo")
-
 BATCHES = 12
 SIZE = 5
 

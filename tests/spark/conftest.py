@@ -18,8 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(300))
-            # One worker of a parallel run has the session; two would be two JVMs.
-            item.add_marker(pytest.mark.xdist_group("spark"))
             # Spark leaves sockets and deprecated calls of pandas behind.
             item.add_marker(pytest.mark.filterwarnings("ignore"))
 

@@ -45,7 +45,6 @@ session()
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.xdist_group("spark")
 def test_a_damaged_segment_under_a_stream_is_said_in_one_line(tmp_path: Path) -> None:
     try:
         find_java()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-# Each has one server or one JVM, which is slow to start.
-TOGETHER = ("tests/spark/", "tests/mongo/")
-    "tests/spark/",
-    "tests/mongo/",
-)  # each has one server or one JVM, which is slow to start
+# These start a JVM or a server, which takes longer than most tests: two workers have one for Spark.
+TOGETHER = (
+    re.compile(r"tests/spark/test_[a-m]"),
+    re.compile(r"tests/spark/test_[n-z]"),
+    re.compile(r"tests/mongo/"),
+)
 
 
 class _TogetherScheduling(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
-        return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
+        return next((share.pattern for share in TOGETHER if share.match(nodeid)), nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

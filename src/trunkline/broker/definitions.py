@@ -121,7 +121,7 @@ def _check(ask: Ask, asked: Definitions) -> None:
 
 
 def _refuse_repeated(what: str, names: Sequence[str]) -> None:
-    """Each is held against what is there, not against another one of the same document."""
+    """Each definition is checked against the broker, not against others of the same document."""
     for name, count in Counter(names).items():
         if count > 1:
             raise InvalidOption(f"the {what} {name} is there {count} times", name="definitions")

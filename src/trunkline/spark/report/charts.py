@@ -135,7 +135,7 @@ def heat(title: str, rows: Sequence[Row], unit: str, x: Sequence[str], y: Sequen
 
 
 def _share_word(share: float) -> str:
-    """A share in percent; one that is not nothing does not read as nothing."""
+    """A share in percent. A share above 0 never reads as 0%."""
     return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 

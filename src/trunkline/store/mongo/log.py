@@ -72,7 +72,7 @@ class Log:
                 return found
 
     def _count_for(self, place: LogPlace, limit: int) -> int:
-        """How many batches to ask for: enough if they are as long as the last one that was read.
+        """How many batches to ask for, if each is as long as the batch that was read last.
         One more, as the first may be read already, up to its last records.
         """
         first, following = self._last.get(place, (0, limit))
